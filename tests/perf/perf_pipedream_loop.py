@@ -2,19 +2,15 @@
 
     python -m tests.perf.perf_pipedream_loop
 
-The plan's times are those of each stage computed alone, and of loading, without a trace.
+The plan is made from a profile, without a trace.
 """
 
 import copy
 import json
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import torch
 
 from iotwin.benchmark.fit import fit
 from iotwin.command_lines import own_command
@@ -27,9 +23,11 @@ from iotwin.tracesim import compare
 from iotwin.workload_yaml import Config, Duration, Quantiles, dump
 from iotwin.workload_yaml.schema import PipelineStage
 from iotwin.workloads.models import build
-from iotwin.workloads.pipedream.converter.stages import SplitModel, equal_split, split
-from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions, profile
-from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
+from iotwin.workloads.pipedream.converter.stages import equal_split
+from iotwin.workloads.pipedream.plan.convert import convert
+from iotwin.workloads.pipedream.profile.model_profile import ProfileOptions
+from iotwin.workloads.pipedream.profile.on_ranks import profile_on_ranks
+from iotwin.workloads.policies.pipeline import PipelinePlan
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures
 
@@ -37,43 +35,17 @@ _IMAGES, _CLASSES, _BATCH, _EPOCHS, _RUNS = 480, 4, 16, 3, 3
 # Stage of each tenth of the network. The second stage takes so much longest that two CPUs suffice for four ranks and two loaders.
 _PARTS = (0, *[1] * 8, 2)
 _RANKS = ((0, 1), (2,), (3,))
-_REPETITIONS = 12
 
 
-def _plan() -> PipelinePlan:
-    """Return the plan of the network: the median seconds of each stage's passes on one thread, and its sizes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    built = build("vgg16", "tiny", _CLASSES)
-    parts = equal_split(built.module, len(_PARTS))
-    model = split(built.module, [_PARTS[part] for part in parts])
-    rows = [_timed(model, built.make_inputs(_BATCH)) for _ in range(_REPETITIONS)]
-    torch.set_num_threads(threads)
-    stages = []
-    for index, (module, ranks) in enumerate(zip(model.stages, _RANKS, strict=True)):
-        forward_s, backward_s, size = (statistics.median(row[index][k] for row in rows[2:]) for k in range(3))
-        weights = sum(weight.nbytes for weight in module.module.parameters())
-        stages.append(Stage(index, ranks, forward_s, backward_s, input_bytes=size, parameter_bytes=weights))
-    return PipelinePlan(tuple(stages), batch_size=_BATCH)
-
-
-def _timed(model: SplitModel, inputs: Sequence[torch.Tensor]) -> list[tuple[float, float, int]]:
-    """Return the seconds of a stage's forward pass and of its backward pass and update, and the bytes of its input."""
-    values, found = dict(zip(model.inputs, inputs, strict=False)), []
-    for stage in model.stages:
-        own = [values[name].detach().requires_grad_(values[name].is_floating_point()) for name in stage.inputs]
-        optimizer = torch.optim.SGD(stage.module.parameters(), 0.0, 0.9)
-        begin_s = time.perf_counter()
-        result = stage.module(*own)
-        forward_s = time.perf_counter() - begin_s
-        results = result if isinstance(result, tuple) else (result,)
-        begin_s = time.perf_counter()
-        torch.autograd.backward(results, [torch.ones_like(each) for each in results])
-        optimizer.step()
-        found.append((forward_s, time.perf_counter() - begin_s, sum(each.nbytes for each in own)))
-        values |= dict(zip(stage.outputs, results, strict=True))
-    return found
+def _plan(images: Path) -> tuple[PipelinePlan, float]:
+    """Return the plan of the network by a profile of as many ranks as train, and the seconds of loading a minibatch."""
+    options = ProfileOptions("vgg16", "tiny", _BATCH, minibatches=20, warm_up=3, data_dir=images, threads=1)
+    found = profile_on_ranks(options, sum(map(len, _RANKS)))
+    layers = [node.id for node in found.graph.nodes if not node.is_input]
+    parts = equal_split(build("vgg16", "tiny", _CLASSES).module, len(_PARTS))
+    stages = dict.fromkeys(found.graph.index, 0) | {node: _PARTS[part] for node, part in zip(layers, parts, strict=True)}
+    replicas = ",".join(f"{stage}:{len(ranks)}" for stage, ranks in enumerate(_RANKS))
+    return convert(found.graph.with_stages(stages), replicas).plan, float(found.document["load_s"])
 
 
 def _sum(first: Duration, second: Duration) -> Duration:
@@ -140,11 +112,6 @@ class _Loop:
         conf = {"module_to_stage_map": [*_PARTS, _PARTS[-1]], "stage_to_rank_map": dict(enumerate(_RANKS))}
         (path / "conf.json").write_text(json.dumps(conf))
 
-    def load_s(self) -> float:
-        """Return the seconds of loading a minibatch in one process, without a trace."""
-        options = ProfileOptions("vgg16", "tiny", _BATCH, minibatches=10, warm_up=2, data_dir=self.path / "images", threads=1)
-        return float(profile(options).document["load_s"])
-
     def job(self, number: int) -> Trace:
         """Train under the tracer."""
         options = {
@@ -169,9 +136,9 @@ class _Loop:
 
 def measure() -> Iterator[Figure]:
     """Yield the figures."""
-    plan = _plan()
     with tempfile.TemporaryDirectory(prefix="iotwin-perf-") as name:
         loop = _Loop(Path(name))
+        plan, load_s = _plan(loop.path / "images")
         jobs = [loop.job(number) for number in range(_RUNS)]
         fitted = fit(jobs[0]).config
         wrong = {kind: copy.deepcopy(fitted) for kind in _WRONG}
@@ -179,7 +146,7 @@ def measure() -> Iterator[Figure]:
         floor = found.to_document()["noise_floor"] or 1.0
         bound = min(0.95, floor)
         yield Figure("pipeline: fitted twin against the traced run", found.overall, bound, False, f"reruns {floor:.3f}")
-        planned = pipeline_twin(plan, loop.path / "images", PipelineTraining(_BATCH, None, _EPOCHS, _BATCH, 1, loop.load_s()))
+        planned = pipeline_twin(plan, loop.path / "images", PipelineTraining(_BATCH, None, _EPOCHS, _BATCH, 1, load_s))
         score = compare(jobs[0], loop.twin("planned", planned)).overall
         times = ", ".join(f"{1e3 * stage.forward_s:.0f}+{1e3 * stage.backward_s:.0f} ms" for stage in plan.stages)
         yield Figure("pipeline: twin of the plan alone against the traced run", score, 0.90, False, f"stages {times}")

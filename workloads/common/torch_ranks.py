@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from iotwin.common.errors import IotwinError
 from iotwin.common.ranks import from_environment, launched_by_torchrun
 
 
@@ -37,7 +39,7 @@ def join_ranks(gpu: bool = True) -> Iterator[TorchRanks]:
     """Join torch's process group, and leave it at the end of the block.
 
     RANK and WORLD_SIZE come from the environment; without them, this is the only process. Without `gpu`, the ranks compute on
-    CPUs even if the machine has GPUs.
+    CPUs even if the machine has GPUs. Raises IotwinError if rank 0 cannot use MASTER_PORT.
     """
     rank, world_size = launched_by_torchrun()
     device = torch.device("cpu")
@@ -48,6 +50,8 @@ def join_ranks(gpu: bool = True) -> Iterator[TorchRanks]:
         if os.environ.get("MASTER_ADDR") in ("127.0.0.1", "localhost"):
             # Without this, gloo resolves the host's name, which fails in some containers.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else torchrun itself listens there
+            _check_port(from_environment("MASTER_PORT", 0))
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
         never_destroy(distributed.group.WORLD)
     try:
@@ -55,6 +59,16 @@ def join_ranks(gpu: bool = True) -> Iterator[TorchRanks]:
     finally:
         if world_size > 1:
             distributed.destroy_process_group()
+
+
+def _check_port(port: int) -> None:
+    """Raise IotwinError if a program listens on the port. torch would take that program for rank 0, and wait for its answer."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: connections that end do not count
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise IotwinError(f"rank 0 cannot use port {port}: {error.strerror}; set MASTER_PORT to a free one") from None
 
 
 def never_destroy(group: object) -> None:

@@ -2,7 +2,7 @@
 
 A rank runs its passes in order. A forward pass (F) waits for the output of the previous stage, a backward pass (B) for the
 gradient from the next stage. Transfers overlap passes. As in the optimizer's formulas, each rank has one link to the previous
-stage, for one transfer at a time. Replicas of a stage do not wait for one another. Reads and updates of weights take no time.
+stage, for one transfer at a time. Replicas of a stage do not wait for one another. Reads take no time.
 """
 
 from collections import deque

@@ -3,17 +3,20 @@
 import json
 import re
 import signal
+import socket
 from itertools import pairwise
 
 import pytest
 import torch
 
 from iotwin.common.checkpoints import checkpoints
+from iotwin.common.errors import IotwinError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.main import main as iotwin
 from iotwin.workloads.common.images import Images
 from iotwin.workloads.common.parts import Parts
+from iotwin.workloads.common.torch_ranks import join_ranks
 from iotwin.workloads.models import build
 from iotwin.workloads.pipedream.__main__ import main
 from iotwin.workloads.pipedream.runtime.learning_rate import LearningRate
@@ -42,6 +45,19 @@ def run(tmp_path, images, name, *words, conf=None, ranks=1, **more):
     folder.mkdir(exist_ok=True)
     given = ["--data_dir", images, *COMMON, *(["--config_path", conf] if conf else []), *words]
     return run_ranks(folder, given, ranks, **more)
+
+
+def test_a_port_on_which_another_program_listens_is_named(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        own = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+        for name, value in own.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+        with pytest.raises(IotwinError, match=f"rank 0 cannot use port {port}: Address already in use"), join_ranks(gpu=False):
+            pass
 
 
 def merged(tmp_path, store):
