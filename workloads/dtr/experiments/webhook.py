@@ -1,6 +1,8 @@
 """Posts the summary of an experiment to a URL, in the format that Slack reads."""
 
+import http.client
 import json
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -9,14 +11,19 @@ from typing import Any
 from iotwin.common.errors import UsageError
 
 _TIMEOUT_S = 10.0
+_PRINTED = re.compile(r"[!-~]+")  # ASCII without spaces and control characters
 _FAILED_COLOUR = "#fa0000"
 
 
 def check_url(url: str) -> str:
     """Return `url`. Raises UsageError unless it is an address of http or https."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--webhook {url}: it must be an address that begins with http:// or https://")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and _PRINTED.fullmatch(url)
+    except ValueError:  # a bad port or IPv6 address
+        valid = False
+    if not valid:
+        raise UsageError(f"--webhook {url!r}: it must be an address such as https://hooks.example.org/x")
     return url
 
 
@@ -40,6 +47,8 @@ def post(url: str, body: dict[str, Any]) -> str | None:
             response.read(1 << 16)
     except urllib.error.HTTPError as error:
         return f"it answered {error.code} {error.reason}"
+    except http.client.HTTPException as error:
+        return f"it does not answer as a web server does: {type(error).__name__}"
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))
     return None

@@ -1,6 +1,7 @@
 """Runs of an experiment with a stand-in for the training: tables, data, statuses, retries, history, resumption, the webhook."""
 
 import csv
+import http.client
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from unittest.mock import Mock
 
 import pytest
 
@@ -305,15 +307,19 @@ def test_a_failure_is_posted_to_those_who_are_to_know(tmp_path, hook):
     assert attachment["title"] == "Failed benchmarks" and "Failed at stage run" in value and "ATTN: <@U1>" in value
 
 
-def test_a_message_that_is_not_delivered_is_reported_and_loses_nothing(tmp_path, hook):
+def test_a_message_that_is_not_delivered_is_reported_and_loses_nothing(tmp_path, hook, monkeypatch):
     _Hook.status = 500
     document, _ = run(tmp_path, UNET_ONLY, url=hook, drawn=[])
     assert document["webhook"]["success"] is False and "500" in document["webhook"]["message"]
     assert document["stages"]["summary"]["success"]
     assert "refused" in webhook.post("http://127.0.0.1:9/", {})
+    monkeypatch.setattr(webhook.urllib.request, "urlopen", raised := Mock(side_effect=http.client.BadStatusLine("SSH-2.0")))
+    assert webhook.post(hook, {}) == "it does not answer as a web server does: BadStatusLine" and raised.called
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x/y", "hooks", "http://"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://x/y", "hooks", "http://", "http://[::1/", "http://a b/", "http://x:99999/"]
+)
 def test_addresses_that_are_no_web_addresses_are_refused(url):
     with pytest.raises(UsageError, match="--webhook"):
         webhook.check_url(url)
@@ -336,7 +342,7 @@ def test_the_command_lists_runs_and_models(tmp_path):
         ([], "name the configuration"),
         (["CONFIG"], "with -o DIR"),
         (["missing.json", "--dry-run"], "missing.json cannot be read"),
-        (["CONFIG", "-o", "x", "--webhook", "hooks"], "--webhook hooks"),
+        (["CONFIG", "-o", "x", "--webhook", "hooks"], "--webhook 'hooks'"),
         (["CONFIG", "-o", "x", "--device", "foo"], "the device 'foo' is unknown"),
     ],
 )
