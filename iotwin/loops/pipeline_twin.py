@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from iotwin.workloads.policies.pipeline import PipelinePlan
 
 _FORMATS = {".tfrecord": "tfrecord", ".npz": "npz", ".npy": "npy", ".hdf5": "hdf5", ".jpeg": "jpeg", ".png": "png"}
-_INDEX_BYTES, _MANIFEST_BYTES, _LATEST_BYTES = 3000, 900, 8  # sizes of a store's small files, for stages of some ten tensors
+_MANIFEST_BYTES, _LATEST_BYTES = 900, 8  # sizes of a store's small files
+# Size of the file that lists a stage's tensors: without any, for each weight with its momentum, and if the layers are unknown.
+_INDEX_BYTES, _WEIGHT_BYTES, _UNKNOWN_INDEX_BYTES = 138, 258, 3000
+_WITH_WEIGHT_AND_BIAS = ("Conv", "Linear", "BatchNorm", "LayerNorm", "GroupNorm")  # kinds of layers
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,10 @@ def _store_files(plan: "PipelinePlan") -> "list[CheckpointFile]":
         size = int(2 * stage.parameter_bytes)
         if size:
             found.append(CheckpointFile(f"{name}.raw", [(size, 1)], fsync=True, looked_at="opened", rank=rank))
-        checked: list[tuple[int, int]] = [(0, _INDEX_BYTES), (_INDEX_BYTES, 0)] * 2
-        found.append(
-            CheckpointFile(f"{name}.json", [(_INDEX_BYTES, 1)], fsync=True, read_back=checked, looked_at="opened", rank=rank)
-        )
+        layers = sum(kind.startswith(_WITH_WEIGHT_AND_BIAS) for kind in stage.kinds)
+        index = _INDEX_BYTES + 2 * layers * _WEIGHT_BYTES if stage.kinds else _UNKNOWN_INDEX_BYTES
+        checked: list[tuple[int, int]] = [(0, index), (index, 0)] * 2
+        found.append(CheckpointFile(f"{name}.json", [(index, 1)], fsync=True, read_back=checked, looked_at="opened", rank=rank))
     first = plan.stages[0].ranks[0]
     return [
         *found,

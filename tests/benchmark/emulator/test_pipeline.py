@@ -138,6 +138,16 @@ def test_an_evaluation_reads_every_sample_once_and_in_minibatches_of_its_own(tmp
     assert config.twin.pipeline.stages[0].evaluation_s == pytest.approx(0.002 / 4)
 
 
+def test_a_checkpoint_s_small_files_are_as_large_as_those_that_a_trained_stage_writes(data):
+    """Stages of vgg16 with two convolutions and with one linear layer wrote 1171 and 654 bytes."""
+    (stage,) = stages(1).stages
+    for kinds, written in (("Conv2d", "ReLU", "Conv2d"), 1171), (("Linear",), 654), ((), 3000):
+        plan = PipelinePlan((replace(stage, nodes=tuple(map(str, range(len(kinds)))), kinds=kinds),))
+        files = {file.name: file for file in pipeline_twin(plan, data, PipelineTraining(1)).twin.checkpoint.files}
+        ((size, count),) = files["step-{step}/rank-0.json"].write_sizes
+        assert abs(size - written) <= 2 and count == 1 and files["step-{step}/rank-0.json"].read_back[0] == (0, size)
+
+
 def test_replicas_wait_for_the_slowest_one_at_each_update_of_the_weights(data, tmp_path):
     config = config_of(stages(2), data, tmp_path, minibatches=11)  # replica 0 has one minibatch more
     config.twin.pipeline.stages[0].backward_s = Uniform(0.0, 0.02)

@@ -217,7 +217,9 @@ def test_updates_and_exchanges_are_in_a_second_file_that_a_graph_without_them_ha
         with pytest.raises(UsageError, match=r"graph\.measured\.json.*profile the model again"):
             read_graph(path)
     write_graph(profile("vgg16"), path)
-    assert not second.exists() and read_graph(path).exchange is None
+    assert read_graph(path).exchange is None and not any(node.update_ms for node in read_graph(path).nodes)
+    write_graph(profile("vgg16"), tmp_path / "plain.txt")
+    assert not (tmp_path / "plain.measured.json").exists()
 
 
 @pytest.mark.parametrize("seed", range(60))

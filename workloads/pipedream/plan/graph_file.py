@@ -171,7 +171,5 @@ def write_graph(graph: LayerGraph, path: Path) -> None:
     """Write the graph's file atomically, and its second file if there is anything for it. Raises IotwinError on failure."""
     write_whole(path, format_graph(graph).encode())
     updates, second = {node.id: node.update_ms for node in graph.nodes if node.update_ms}, path.with_suffix(_MEASURED)
-    if updates or graph.exchange:
+    if updates or graph.exchange or second.is_file():  # else a file of another graph would stay
         write_json(second, msgspec.to_builtins(_Measured(updates, graph.exchange)))
-    else:
-        second.unlink(missing_ok=True)
