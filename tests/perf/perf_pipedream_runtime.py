@@ -1,8 +1,9 @@
 """PipeDream's runtime: throughput of stages that sleep, predicted and measured times of partitions, weight versions, losses.
 
-    python -m tests.perf.perf_pipedream_runtime [rank]
+    python -m tests.perf.perf_pipedream_runtime [losses | rank]
 
 Layers that sleep need no processor, so that four ranks measure the pipeline and not the machine. `rank` makes this one of them.
+`losses` measures the losses alone, on which the machine's load has no effect.
 """
 
 import gc
@@ -35,6 +36,7 @@ from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 from iotwin.workloads.policies.pipeline_simulator import simulate
 from tests.perf.figures import Figure
+from tests.perf.records import record_figures
 
 _RANKS = 4
 _MINIBATCHES = 30
@@ -271,5 +273,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["rank"]:
         run_rank()
     else:
-        for figure in measure():
-            print(figure.line(), flush=True)
+        record_figures("pipedream_runtime", _losses() if sys.argv[1:] == ["losses"] else measure())
