@@ -69,6 +69,7 @@ def test_classifiers_distinguish_as_many_classes_as_they_are_built_for(name):
         ("lstm_encoder", 13_987_678),
         ("gru_encoder", 13_826_878),
         ("transformer_encoder", 13_828_478),
+        ("gpt", 124_439_808),  # GPT-2 small
     ],
 )
 def test_networks_have_the_published_numbers_of_parameters(name, published):
@@ -91,6 +92,7 @@ def test_networks_have_the_parameters_of_the_profile_that_pipedream_published(na
         ("unet:height=x", "tiny", "unet: height must be a number (got 'x')"),
         ("unet:height=0", "tiny", "unet: height must be at least 1 (got 0)"),
         ("gan:std=-1", "tiny", "gan: std must be at least 0 (got -1)"),
+        ("gpt:width=30", "tiny", "gpt: width must be a multiple of 8 (got 30)"),
         ("transformer:num_feature=30", "tiny", "transformer: num_feature must be a multiple of 4 (got 30)"),
     ],
 )
@@ -98,6 +100,16 @@ def test_what_cannot_be_built_is_one_line(name, preset, message):
     with pytest.raises(UsageError) as raised:
         build(name, preset)
     assert str(raised.value).startswith(message)
+
+
+def test_gpt_sees_earlier_words_only():
+    module, make_inputs, _ = build("gpt:length=6")
+    words, following = make_inputs(1)
+    changed = words.clone()
+    changed[0, 3] = (words[0, 3] + 1) % 50
+    with torch.no_grad():
+        same = (module.eval()(words) == module(changed)).all(-1)[0].tolist()
+    assert same == [True] * 3 + [False] * 3 and torch.equal(words[0, 1:], following[0, :-1])
 
 
 def test_sizes_after_the_name_replace_the_defaults():

@@ -29,7 +29,8 @@ ALIASES = {
 # The default batch size of each model.
 MODELS = {
     **dict.fromkeys(IMAGE_CLASSIFIERS, 4), "mlp": 32, "mlp4": 8, "skip4": 8, "tied": 8, "unet": 2, "lstm": 8, "gru": 8,
-    "lstm_encoder": 4, "gru_encoder": 4, "treelstm": 8, "treelstm_old": 8, "transformer": 4, "transformer_encoder": 4, "gnmt": 4,
+    "lstm_encoder": 4, "gru_encoder": 4, "treelstm": 8, "treelstm_old": 8, "transformer": 4, "transformer_encoder": 4, "gpt": 4,
+    "gnmt": 4,
     "gan": 8,
 }  # fmt: skip
 MODELS |= {alias: MODELS[name] for alias, name in ALIASES.items()}
@@ -50,6 +51,10 @@ _SIZES: dict[str, tuple[Sizes, Sizes]] = {
     "transformer": (
         {"input_seq_length": 16, "num_feature": 32},
         {"input_seq_length": 10, "target_seq_length": 20, "num_feature": 512},
+    ),
+    "gpt": (
+        {"words": 50, "width": 32, "length": 16, "layers": 4},
+        {"words": 50257, "width": 768, "length": 1024, "layers": 12},
     ),
     "gan": (
         {"g_inp": 16, "g_hid": 32, "g_out": 2, "d_hid": 32, "d_out": 1, "unrolled_steps": 5, "std": 0.02, "radius": 2},
@@ -83,7 +88,8 @@ def build(name: str, preset: str = "tiny", classes: int | None = None) -> "Built
         sized = {
             "unet": unet.unet, "lstm": recurrent.lstm, "gru": recurrent.gru, "lstm_encoder": recurrent.lstm_encoder,
             "gru_encoder": recurrent.gru_encoder, "treelstm": recurrent.treelstm, "treelstm_old": recurrent.treelstm_old,
-            "transformer": transformers.transformer, "transformer_encoder": transformers.transformer_encoder, "gan": gan.gan,
+            "transformer": transformers.transformer, "transformer_encoder": transformers.transformer_encoder,
+            "gpt": transformers.gpt, "gan": gan.gan,
         }  # fmt: skip
         return sized[name](preset, sizes)
     if preset == "paper":

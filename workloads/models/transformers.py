@@ -1,4 +1,4 @@
-"""Transformers (Vaswani et al. 2017): encoders for tokens, and the encoder with decoder that PyTorch has."""
+"""Transformers (Vaswani et al. 2017): encoders for tokens, the encoder with decoder that PyTorch has, and GPT-2."""
 
 import math
 
@@ -13,9 +13,13 @@ from iotwin.workloads.models.recurrent import words_and_next
 
 
 class _TransformerLayer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    """A layer that normalises its inputs first. If `longest` is given, words of at most so many see only earlier ones."""
+
+    def __init__(self, width: int, heads: int, longest: int | None = None) -> None:
         super().__init__()
         self.heads = heads
+        mask = None if longest is None else torch.full((longest, longest), -math.inf).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.mix = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -25,7 +29,8 @@ class _TransformerLayer(nn.Module):
         batch, length, width = x.shape
         query, key, value = self.mix(self.norms[0](x)).chunk(3, -1)  # three names, since torch.fx does not trace iterations
         query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in (query, key, value))
-        weights = (query @ key.transpose(-2, -1) / (width / self.heads) ** 0.5).softmax(-1)
+        scores = query @ key.transpose(-2, -1) / (width / self.heads) ** 0.5
+        weights = (scores if self.mask is None else scores + self.mask).softmax(-1)
         x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, length, width))
         return x + self.wide(self.norms[1](x))
 
@@ -83,3 +88,34 @@ def transformer_encoder(preset: str, sizes: Sizes) -> Built:
     if width % 2:
         raise UsageError(f"transformer_encoder: width must be even (got {width})")
     return Built(_WordEncoder(words, width, length), words_and_next(words, length), lambda model, x, y: _classified(model(x), y))
+
+
+class _Gpt(nn.Module):
+    """GPT-2 (Radford et al. 2019): the scores of the next word are products with the embeddings of all words."""
+
+    def __init__(self, words: int, width: int, length: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.layers = nn.ModuleList(_TransformerLayer(width, heads, length) for _ in range(layers))
+        self.norm, self.last = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.last.weight = self.words.weight
+        self.register_buffer("order", torch.arange(length), persistent=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        out = self.words(words) + self.places(self.order)
+        for layer in self.layers:
+            out = layer(out)
+        return self.last(self.norm(out))
+
+
+def gpt(preset: str, sizes: Sizes) -> Built:
+    """Return GPT-2. `sizes`: words of the vocabulary, width, length of a text, and layers; each head is 64 wide (paper) or 8."""
+    words, width, length, layers = (int(sizes[key]) for key in ("words", "width", "length", "layers"))
+    head = 64 if preset == "paper" else 8
+    if width % head:
+        raise UsageError(f"gpt: width must be a multiple of {head} (got {width})")
+
+    def inputs(batch: int) -> tuple[Tensor, ...]:
+        return tuple(each.T.contiguous() for each in words_and_next(words, length)(batch))
+
+    return Built(_Gpt(words, width, length, layers, width // head), inputs, lambda model, x, y: _classified(model(x), y))

@@ -100,7 +100,7 @@ def test_the_median_leaves_out_the_warm_up(clock, monkeypatch):
     assert found.document["quartiles"][1]["forward_ms"] == [2000, 3000, 4000] and found.document["backward_s"] == 3
 
 
-@pytest.mark.parametrize("name", ["skip4", "tied", "resnet18", "unet", "transformer", "gnmt"])
+@pytest.mark.parametrize("name", ["skip4", "tied", "resnet18", "unet", "transformer", "gpt", "gnmt"])
 def test_backward_passes_give_the_model_s_gradients(name, monkeypatch):
     """Checked for branches, tied weights, layers that overwrite their inputs, and tuples: nothing is left out of the times."""
     built = build(name)
