@@ -12,6 +12,7 @@ from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
 from iotwin.benchmark.emulator.recorded.edits.saves import check_saves, with_syncs
+from iotwin.benchmark.emulator.recorded.edits.silent_touches import with_silent_touches
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
 from iotwin.workload_yaml import Config
@@ -40,8 +41,6 @@ def edit(recording: TwinRecording, edits: Edits, rank: int = 0) -> TwinRecording
 
 
 def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
-    from iotwin.benchmark.emulator.recorded.edits.silent_touches import with_silent_touches  # imports pandas
-
     recording = with_silent_touches(recording)
     batches = recording.batches
     if edits.balanced and edits.loaders is None:

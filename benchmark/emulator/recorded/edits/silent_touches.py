@@ -4,12 +4,17 @@ A page fault maps a window of pages. Two samples that lie next to each other sha
 reads faults there. If samples are dealt anew, another loader reads the second one, and must fault there, too.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from iotwin.workload_yaml.recording import Label, Op, TwinRecording
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FEWEST = 12  # least number of runs with known windows that show how many windows a run has
 _SIGNIFICANT = 2  # standard errors from which on a difference counts
@@ -26,6 +31,8 @@ def with_silent_touches(recording: TwinRecording) -> TwinRecording:
     rows = np.flatnonzero((columns["op"] == Op.TOUCH) & (columns["label"] == Label.DEALT) & (columns["size"] > 0))
     if not len(rows):
         return recording
+    import pandas as pd  # takes most of a second in each rank
+
     touches = pd.DataFrame({
         "row": rows, "process": np.array(recording.header.threads)[columns["thread"][rows]], "file": columns["subject"][rows],
         "offset": columns["offset"][rows], "size": columns["size"][rows], "batch": columns["batch"][rows],
@@ -58,6 +65,8 @@ def _mapped_edges(runs: pd.DataFrame, touches: pd.DataFrame) -> pd.DataFrame:
     Columns: `run`: the label of its row in `runs`, `file`, `offset`, `row`: before which row of the recording it belongs, and
     `like`: the row of the touch that it is next to.
     """
+    import pandas as pd
+
     first = touches.drop_duplicates(_WINDOW)[[*_WINDOW, "row"]].rename(columns={"row": "touched"})
     places = [
         runs.assign(run=runs.index, offset=runs["begin"] - runs["size"], row=runs["first"], like=runs["first"]),
