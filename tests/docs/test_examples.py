@@ -16,7 +16,8 @@ _LANGUAGES = ("sh", "console", "python", "yaml", "sql", "text")
 _WORD = re.compile(r"[A-Za-z_]{3,}")
 # Pages with many commands that import pandas, Matplotlib or PyTorch.
 IMPORTING = {
-    "checkpoints.md", "compare.md", "detrain.md", "dtr.md", "plot.md", "report.md", "tutorial_figure.md", "twin.md",
+    "advise.md", "checkpoints.md", "compare.md", "detrain.md", "dtr.md", "export.md", "fit.md", "info.md", "plot.md", "report.md",
+    "set.md", "stats.md", "tutorial_figure.md", "twin.md",
 }  # fmt: skip
 WITH_EXAMPLES = [page for page in PAGES if blocks(page)]
 
