@@ -17,6 +17,7 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.progress import note
 from iotwin.trace_store.figures.unrecorded_maps import mapped_data_note
 from iotwin.trace_store.reader import Trace
+from iotwin.workload_yaml.recording import LABELS
 
 
 def fit(trace: Trace) -> Fitted:
@@ -54,6 +55,9 @@ def quiet_fit(trace: Trace) -> Fitted:
     job = look(trace)
     labelled = label_calls(job)
     job = replace(job, calls=job.calls.iloc[:0].copy())  # a recording reads its calls itself, and those of a job take much memory
+    labels = describe_labels(job, labelled)
+    unused = ["duration_ns", "requested", "flags"]
+    labelled = labelled._replace(calls=labelled.calls.drop(columns=unused).astype(LABELS))
     fitted = fit_recorded(job, labelled)
-    fitted.evidence["labels"] = describe_labels(job, labelled)
+    fitted.evidence["labels"] = labels
     return fitted

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from iotwin.trace_store import schema
@@ -38,16 +39,21 @@ class Job:
 
     def calls_on(self, file_ids: Collection[int], ops: Sequence[str]) -> pd.DataFrame:
         """Return the calls of `ops` on these files."""
+        chosen: pd.DataFrame = self.calls[self._are_on(file_ids, ops)]
+        return chosen
+
+    def _are_on(self, file_ids: Collection[int], ops: Sequence[str]) -> NDArray[np.bool_]:
+        """Return the mask of the calls of `ops` on these files."""
         wanted = np.zeros(len(self.files) + 1, np.bool_)  # the last one stands for no file
         wanted[list(file_ids)] = True
-        chosen: pd.DataFrame = self.calls[wanted[self.calls["file_id"].to_numpy()] & self.calls["op"].isin(ops).to_numpy()]
-        return chosen
+        mask: NDArray[np.bool_] = wanted[self.calls["file_id"].to_numpy()] & self.calls["op"].isin(ops).to_numpy()
+        return mask
 
     def is_mapped(self) -> bool:
         """Return whether page faults bring most of what is read of the data set."""
-        reads = self.calls_on(self.file_ids("dataset"), schema.READ_OPS)
-        faults = int(reads.loc[reads["op"] == "page_fault", "result"].sum())
-        return faults > _MAPPED * int(reads.loc[reads["result"] > 0, "result"].sum())
+        data, result = self.file_ids("dataset"), self.calls["result"].to_numpy()
+        faults = int(result[self._are_on(data, ["page_fault"])].sum())
+        return faults > _MAPPED * int(result[self._are_on(data, schema.READ_OPS) & (result > 0)].sum())
 
     def roles(self) -> dict[int, str]:
         """Return the role of each process by pid."""

@@ -281,7 +281,8 @@ def describe_labels(job: Job, labelled: Labelled) -> str:
     moves = calls["op"].isin([*schema.READ_OPS, *schema.WRITE_OPS]).to_numpy()
     parts = []
     for kind, name in _KINDS.items():
-        by_label = calls[moves & (kinds == kind)].groupby("label")["result"].sum().sort_index(ascending=False)
+        own = calls.loc[moves & (kinds == kind), ["label", "result"]]
+        by_label = own.groupby("label")["result"].sum().sort_index(ascending=False)
         if whole := int(by_label.sum()):
             shown = by_label[by_label >= _SHOWN * whole].items()
             shares = ", ".join(f"{size / whole:.0%} {Label(label).name.lower()}" for label, size in shown)

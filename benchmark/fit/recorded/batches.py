@@ -201,8 +201,8 @@ def label_rows(
 
     `calls`: those labelled; `threads`: index of the thread by tid; `origin_ns`: when the recording begins.
     """
-    made = calls.assign(thread=calls["tid"].map(threads), at_ns=calls["start_ns"] - origin_ns).dropna(subset=["thread"])
-    made = made.drop_duplicates(["thread", "at_ns"])[["thread", "at_ns", "label", "batch", "sample"]]
+    made = calls[["label", "batch", "sample"]].assign(thread=calls["tid"].map(threads), at_ns=calls["start_ns"] - origin_ns)
+    made = made.dropna(subset=["thread"]).drop_duplicates(["thread", "at_ns"])
     rows = pd.DataFrame({"thread": columns["thread"], "at_ns": columns["at_ns"]})
     found = rows.merge(made, how="left", on=["thread", "at_ns"])
     on_file = columns["op"] < Op.PIPE_WRITE

@@ -49,8 +49,8 @@ class Replayable(NamedTuple):
 
 def find_replayable(job: Job) -> Replayable:
     """Return what of the trace can be replayed. Raises IotwinError if the job made no call on storage."""
-    made, found = _calls(job)
-    calls, pipes = match_pipes(found)
+    made, calls = _calls(job)
+    calls, pipes = match_pipes(calls)
     tree = grow(job, calls)
     thread_of = {tid: index for index, tid in enumerate(tree.tid)}
     calls = calls.assign(thread=calls["tid"].map(thread_of).astype(np.int32), subject=calls["file"])
@@ -68,7 +68,10 @@ def _calls(job: Job) -> tuple[pd.DataFrame, pd.DataFrame]:
     ids = files.loc[files["kind"].isin(_KINDS) | on_pipe, "file_id"].tolist()
     made = trace.events_frame(_COLUMNS, pc.field("file_id").isin(ids) | pc.field("op").isin(list(schema.WAIT_OPS)))
     is_chosen = np.append((on_storage | on_pipe).to_numpy(np.bool_), False)[made["file_id"].fillna(-1).to_numpy(np.int64)]
-    calls = _rows(made[is_chosen | made["op"].isin(schema.WAIT_OPS)], files)
+    chosen = made[(is_chosen | made["op"].isin(schema.WAIT_OPS)) & made["op"].isin(list(_OPS)) & (made["result"] >= 0)]
+    made = made.loc[made["result"] >= 0, ["op", "file_id", "result"]]  # before the columns below, so that fewer are in memory
+    calls = _rows(chosen, files)
+    del chosen
     # Names that were only unlinked (of semaphores or sockets), and programs that exec mapped, do not count.
     used = np.zeros(len(files) + 1, np.bool_)
     used[calls.loc[calls["op"].isin([Op.OPEN, Op.READ, Op.WRITE, Op.COPY, Op.COPY_TO, Op.MAP]), "file"]] = True
@@ -79,7 +82,7 @@ def _calls(job: Job) -> tuple[pd.DataFrame, pd.DataFrame]:
     calls.loc[is_pipe, "op"] = calls.loc[is_pipe, "op"].map(_of_pipe).astype(np.int8)
     moved = is_pipe & (calls["op"] >= 0) & (calls["moved"] > 0)
     kept = on_file | moved | (calls["op"] == POLL).to_numpy(np.bool_)
-    return made.loc[made["result"] >= 0, ["op", "file_id", "result"]], calls[kept].reset_index(drop=True)
+    return made, calls if kept.all() else calls[kept].reset_index(drop=True)
 
 
 def _of_pipe(op: int) -> int:
@@ -89,7 +92,6 @@ def _of_pipe(op: int) -> int:
 
 def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
     names = frame["op"].cat.categories.tolist()
-    frame = frame[frame["op"].isin(list(_OPS)) & (frame["result"] >= 0)]
     code = frame["op"].cat.codes.to_numpy()
     file = frame["file_id"].fillna(-1).to_numpy(np.int32)
     op = np.array([_OPS.get(name, POLL) for name in names], np.int8)[code]
@@ -107,7 +109,7 @@ def _rows(frame: pd.DataFrame, files: pd.DataFrame) -> pd.DataFrame:
         "pid": frame["pid"].to_numpy(np.int32), "tid": frame["tid"].to_numpy(np.int32), "file": file,
         "fd": frame["fd"].to_numpy(np.int32), "offset": frame["offset"].fillna(-1).to_numpy(np.int64),
         "size": np.clip(size, 0, (1 << 31) - 1), "flags": frame["flags"].to_numpy(np.int32) & 31, "moved": result,
-    })  # fmt: skip
+    }, copy=False)  # fmt: skip
 
 
 def _mark_copies(

@@ -21,6 +21,10 @@ def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tup
     `begins`: when the threads other than main ones began, by thread. A thread's wait is put where its previous call ended or, if
     that is later, where the other thread was done. So the time from there to the thread's next call remains computation.
     """
+    has_mates = (np.bincount(tree.process) > 1)[tree.process]  # by thread
+    rows = rows[has_mates[rows["thread"]]]
+    if rows.empty:
+        return [], 0
     found = pd.concat([find(tree, rows) for find in (_of_feeders, _of_descriptors, _of_silences)]).drop_duplicates(
         ignore_index=True
     )
@@ -86,7 +90,7 @@ def _on_tried_files(rows: pd.DataFrame) -> pd.Series:
 
 def _of_descriptors(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the hand-overs of descriptors: a thread opened one before another used it, or used it before another closed it."""
-    used = rows[rows["op"].isin(_BY_DESCRIPTOR) & (rows["fd"] >= 0)]
+    used = rows.loc[rows["op"].isin(_BY_DESCRIPTOR) & (rows["fd"] >= 0), ["thread", "subject", "fd", "at", "end", "op"]]
     used = used.assign(process=np.array(tree.process, np.int64)[used["thread"]])
     used = used.sort_values(["process", "subject", "fd", "at"], kind="stable")
     key = used[["process", "subject", "fd"]].to_numpy(np.int64)

@@ -40,8 +40,11 @@ def match_pipes(calls: pd.DataFrame) -> tuple[pd.DataFrame, list[Pipe]]:
 
 def _with_polls(calls: pd.DataFrame) -> pd.DataFrame:
     """Return the calls with only those waits for descriptors that precede a read of a pipe; several in a row become one."""
-    calls = calls.iloc[np.lexsort((calls["at"], calls["tid"]))].reset_index(drop=True)
+    calls = calls.iloc[np.lexsort((calls["at"], calls["tid"]))]
+    calls.index = pd.RangeIndex(len(calls))
     is_poll, tid = (calls["op"] == POLL).to_numpy(np.bool_), calls["tid"].to_numpy()
+    if not is_poll.any():
+        return calls
     rows = np.arange(len(calls))
     following = np.where(is_poll, len(calls), rows)
     following = np.minimum.accumulate(following[::-1])[::-1]

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from iotwin.benchmark.fit.recorded.hand_overs import hand_overs
 from iotwin.benchmark.fit.recorded.process_tree import Tree
 from iotwin.benchmark.fit.traced_job import Job
-from iotwin.workload_yaml.recording import COLUMNS, Mark, Op
+from iotwin.workload_yaml.recording import CALLS, COLUMNS, Mark, Op
 
 _LONGEST_WAKE_NS = 50_000_000  # longest time from a child's end to the next call of its parent, if the parent waited for it
 _KEYS = {"init": "init", "epoch": "epoch", "block": "block", "evaluation": "eval", "checkpoint": "checkpoint", "step": "step"}
 _ZERO_THINK = (Op.JOIN, Op.WAIT)  # requested at once: all time before them was waiting
 _ENDS_COUNT = (Op.PIPE_READ, Op.POLL)
+ROW_COLUMNS = ["thread", "at", "end", "op", "subject", "fd", "offset", "size", "flags"]
 
 
 def marks_of(job: Job) -> tuple[list[Mark], NDArray[np.int64]]:
@@ -34,8 +35,8 @@ def marks_of(job: Job) -> tuple[list[Mark], NDArray[np.int64]]:
 
 
 def assemble(tree: Tree, calls: pd.DataFrame, marks_ns: NDArray[np.int64], rank: int) -> tuple[dict[str, NDArray[Any]], int]:
-    """Return the columns of the recording's rows and the number of channels; `calls` have `subject` and `thread`."""
-    rows = calls[["thread", "at", "end", "op", "subject", "fd", "offset", "size", "flags"]].assign(order=np.int8(1))
+    """Return the columns of the recording's rows and the number of channels. `calls` lose their columns, ROW_COLUMNS."""
+    rows = calls
     threads = _threads(tree, rows)
     begins = {thread: at for _, at, _, thread in threads}
     added, channels = hand_overs(tree, rows, begins)
@@ -51,13 +52,21 @@ def assemble(tree: Tree, calls: pd.DataFrame, marks_ns: NDArray[np.int64], rank:
 
 
 def _with(rows: pd.DataFrame, added: Sequence[tuple[int, int, int, int]]) -> pd.DataFrame:
-    """Add rows of (thread, time, op, subject) and sort: an added row comes before a call that began at the same time."""
-    if added:
-        thread, at, op, subject = (np.array(column, np.int64) for column in zip(*added, strict=True))
-        more = pd.DataFrame({"thread": thread, "at": at, "end": at, "op": op, "subject": subject})
-        more = more.assign(fd=-1, offset=-1, size=0, flags=0, order=np.where(op == Op.END, 2, 0))
-        rows = pd.concat([rows, more.astype(rows.dtypes)], ignore_index=True)
-    return rows.iloc[np.lexsort((rows["order"], rows["at"], rows["thread"]))].reset_index(drop=True)
+    """Add rows of (thread, time, op, subject) and sort: an added row comes before a call that began at the same time.
+
+    `rows` loses each column as soon as the new frame has it, so that few columns are in memory twice.
+    """
+    thread, at, op, subject = np.array(added, np.int64).reshape(-1, 4).T
+    more = {"thread": thread, "at": at, "end": at, "op": op, "subject": subject}
+    missing = {"fd": -1, "offset": -1, "size": 0, "flags": 0}
+
+    def joined(name: str, own: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([own, more.get(name, np.full(len(at), missing.get(name))).astype(own.dtype)])
+
+    every, *keys = (joined(name, rows[name].to_numpy()) for name in ("op", "at", "thread"))
+    order = np.lexsort((np.select([every == Op.END, every < CALLS], [2, 1], 0).astype(np.int8), *keys))
+    del every, keys
+    return pd.DataFrame({name: joined(name, rows.pop(name).to_numpy())[order] for name in ROW_COLUMNS}, copy=False)
 
 
 def _threads(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
@@ -115,4 +124,4 @@ def _columns(tree: Tree, rows: pd.DataFrame) -> dict[str, NDArray[Any]]:
     think = np.where(np.isin(op, _ZERO_THINK), 0, np.maximum(at - before, 0))
     at_ns = np.where(np.isin(op, _ENDS_COUNT), rows["end"], at) - tree.begin_ns[0]
     values = {"at_ns": at_ns, "think_ns": think} | {name: rows[name].to_numpy() for name in COLUMNS if name in rows}
-    return {name: values[name].astype(kind) for name, kind in COLUMNS.items()}
+    return {name: values[name].astype(kind, copy=False) for name, kind in COLUMNS.items()}

@@ -15,7 +15,7 @@ from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
 from iotwin.benchmark.fit.recorded.calls import find_replayable
 from iotwin.benchmark.fit.recorded.files import name_files
 from iotwin.benchmark.fit.recorded.memory_budget import budgeted_step, describe_budget, rematerialized_time
-from iotwin.benchmark.fit.recorded.rows import assemble, marks_of
+from iotwin.benchmark.fit.recorded.rows import ROW_COLUMNS, assemble, marks_of
 from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.units import counted, format_size
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
@@ -39,11 +39,14 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
         subject=np.where(on_file, named.index[np.where(on_file, calls["file"], -1)], calls["file"]).astype(np.int32),
         flags=(calls["flags"] | _renamed(calls, on_file) | _duplicated(calls, on_file)).astype(np.int32),
     )
+    coverage, moved = _coverage(job, calls, made), calls.groupby("op")["moved"].sum()
+    del made
+    calls = pd.DataFrame({name: calls[name].to_numpy() for name in ROW_COLUMNS}, copy=False)
     marks, marks_ns = marks_of(job)
     ranks = job.processes.loc[job.processes["role"] == "rank", "pid"].astype(int).tolist()
     rank = next((index for index, pid in enumerate(tree.pids) if pid in ranks), 0)
-    columns, channels = assemble(tree, calls, marks_ns, rank)
     batches, index = find_batches(job, labelled, tree, calls)
+    columns, channels = assemble(tree, calls, marks_ns, rank)
     if batches is not None:
         columns |= label_rows(columns, labelled.calls, index, thread_of, tree.begin_ns[0])
     structure = None if batches is None else structure_of(batches)
@@ -67,10 +70,10 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
             assumptions=_assumptions(job, recording, structure, labelled.steps is not None and labelled.steps.paced),
         ),
     )
-    evidence = {**_evidence(recording, calls), "edits": _edits(structure)}
+    evidence = {**_evidence(recording, moved), "edits": _edits(structure)}
     if time is not None and step is not None:
         evidence["memory"] = describe_budget(time, step)
-    return Fitted(config, evidence, named.data, _confidence(batches), _coverage(job, calls, made), recording)
+    return Fitted(config, evidence, named.data, _confidence(batches), coverage, recording)
 
 
 def _editable(structure: RecordedStructure | None, time: c.Rematerialized | None) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def _coverage(job: Job, calls: pd.DataFrame, made: pd.DataFrame) -> dict[str, An
     """Return which share of all storage calls of the trace, `made`, the recording contains."""
     kinds = job.files["kind"].astype(str).to_numpy()
     ids = np.flatnonzero(np.isin(kinds, list(KINDS))).tolist()
-    kept = calls[(calls["op"] < Op.PIPE_WRITE) & calls["file"].isin(ids)]
+    kept = calls.loc[(calls["op"] < Op.PIPE_WRITE) & calls["file"].isin(ids), ["op", "file", "moved"]]
     twin = {
         (direction, kind): float(own["moved"].sum()) if direction != "open" else float(len(own))
         for direction, ops in _DIRECTIONS.items()
@@ -133,11 +136,12 @@ def _duplicated(calls: pd.DataFrame, on_file: pd.Series) -> NDArray[np.int64]:
     return np.where(opens & calls["file"].isin(elsewhere).to_numpy(np.bool_), DUPLICATED, 0)
 
 
-def _evidence(recording: TwinRecording, calls: pd.DataFrame) -> dict[str, str]:
+def _evidence(recording: TwinRecording, moved: pd.Series) -> dict[str, str]:
+    """Return what the twin consists of, in words. `moved`: the bytes that calls moved, by Op."""
     ops, header = recording.columns["op"], recording.header
 
     def bytes_of(*chosen: Op) -> str:
-        return format_size(float(calls.loc[calls["op"].isin(chosen), "moved"].sum()))
+        return format_size(float(moved[moved.index.isin(chosen)].sum()))
 
     waits = int(np.isin(ops, [Op.PIPE_READ, Op.POLL, Op.WAIT, Op.JOIN]).sum())
     return {
