@@ -20,6 +20,7 @@ from iotwin.workloads.detrain.instrumentation import (
     Kind,
     SourceLine,
     Wrapper,
+    shown_source,
     source_sha256,
 )
 from iotwin.workloads.detrain.source_analysis.batch_sources import PACKAGES_WITHOUT_LOOPS, Source, Strength
@@ -34,7 +35,6 @@ from iotwin.workloads.detrain.source_analysis.sinks import SinkKind
 from iotwin.workloads.detrain.source_analysis.values import ActiveLoop, CallFrame, Generator, Outside
 
 _RECURSION = 5000
-_LONGEST_CALL = 200
 _USUAL = 0.95
 _AMBIGUOUS = 0.4
 _KERAS = {"keras", "tensorflow"}
@@ -117,9 +117,8 @@ def _without_loop(graph: CallGraph) -> Instrumentation:
     updates = [each for each in graph.sinks if each.kind in (SinkKind.UPDATE, SinkKind.GRADIENT)]
     if updates:
         last = updates[-1]
-        reason = (
-            f"{_where(last.frame, last.call)}: {_text(last.call)} updates the weights, but no loop of the script is around it"
-        )
+        where, call = _where(last.frame, last.call), shown_source(last.call)
+        reason = f"{where}: {call} updates the weights, but no loop of the script is around it"
     else:
         reason = "no call that updates weights is reached from the script's first line"
     reasons = [reason, *_packages_that_may_train(graph), *graph.dynamic, *graph.inference.modules.errors]
@@ -176,13 +175,8 @@ def _where(frame: CallFrame, node: ast.AST) -> str:
     return f"{frame.scope.module.path}:{_statement_line(node, frame)}"
 
 
-def _text(node: ast.AST) -> str:
-    text = ast.unparse(node)
-    return text if len(text) <= _LONGEST_CALL else f"{text[:_LONGEST_CALL]}..."
-
-
 def _call_lines(sinks: list[Sink]) -> list[CallLine]:
-    found = [CallLine(str(each.frame.scope.module.path), each.line, _text(each.call)) for each in sinks]
+    found = [CallLine(str(each.frame.scope.module.path), each.line, shown_source(each.call)) for each in sinks]
     return list(dict.fromkeys(found))
 
 
@@ -222,8 +216,8 @@ def _data(chosen: BatchLoop) -> CallLine | None:
         return None
     file = str(source.frame.scope.module.path)
     if isinstance(source.node, FOR_LOOPS):
-        return CallLine(file, source.node.lineno, _text(source.node.iter))
-    return CallLine(file, _statement_line(source.node, source.frame), _text(source.node))
+        return CallLine(file, source.node.lineno, shown_source(source.node.iter))
+    return CallLine(file, _statement_line(source.node, source.frame), shown_source(source.node))
 
 
 def _kind(choice: LoopChoice, chosen: BatchLoop) -> Kind:
@@ -249,7 +243,7 @@ def _wrapper(chosen: BatchLoop, source: Source | None, update: Sink) -> Wrapper 
 
 def _loader(choice: LoopChoice, source: Source, around: ActiveLoop) -> BatchSource:
     expression, frame = choice.loader_of(source)
-    return BatchSource(_text(expression), not choice.is_made_within(expression, frame, around))
+    return BatchSource(shown_source(expression), not choice.is_made_within(expression, frame, around))
 
 
 def _judged(
@@ -317,5 +311,5 @@ def _packages_that_may_train(graph: CallGraph) -> list[str]:
                 continue
             given = [*site.call.args, *(keyword.value for keyword in site.call.keywords)]
             if any(names_loader(ast.unparse(each)) or models.is_model(each, frame) for each in given):
-                found.append(f"{_where(frame, site.call)}: {_text(site.call)} may train in an installed package")
+                found.append(f"{_where(frame, site.call)}: {shown_source(site.call)} may train in an installed package")
     return found

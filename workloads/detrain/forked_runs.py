@@ -1,15 +1,17 @@
 """A server that runs a script many times, each time in new processes: it imports packages once, and forks for each rank."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
+from iotwin.common.errors import IotwinError
 from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.children import dying_with_us
 from iotwin.common.processes.process_settings import die_with_parent
@@ -41,23 +43,61 @@ class RunEnd(msgspec.Struct, frozen=True):
 
 
 _Run = TypeVar("_Run", bound=RunOfRanks)
+_Message = TypeVar("_Message")
 
 
-def started(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int | None
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start ``python -m module DESCRIPTOR ARGUMENTS``, a server, and return it with the socket that it serves.
+class RunServer:
+    """The program ``python -m module DESCRIPTOR ARGUMENTS``, which calls `serve` with the socket at that descriptor.
 
-    `output`: descriptor for what it prints, None: this process's.
+    It runs as long as a `with` block. `output`: descriptor for what it prints, None: this process's.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        server = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), *arguments], pass_fds=[theirs.fileno()], env=environment,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=dying_with_us(signal.SIGKILL),
-            start_new_session=True,
-        )  # fmt: skip
-    return server, ours
+
+    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int | None = None) -> None:
+        self._module, self._arguments, self._environment, self._output = module, arguments, environment, output
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start(self._arguments)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is not None and self._server is not None:  # as by Ctrl-C, in the middle of a run, which ends with the server
+            self._server.kill()
+        self.close()
+
+    def start(self, arguments: Sequence[str]) -> None:
+        """Start the program."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", self._module, str(theirs.fileno()), *arguments], pass_fds=[theirs.fileno()],
+                env=self._environment, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
+                preexec_fn=dying_with_us(signal.SIGKILL), start_new_session=True,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """End the program."""
+        if self._server is not None:
+            self._socket.close()
+            self._server.wait()
+
+    def send(self, request: RunOfRanks) -> None:
+        """Request a run, in all its ranks."""
+        with contextlib.suppress(OSError):  # `receive` reports that the program has died
+            self._socket.send(msgspec.json.encode(request))
+
+    def receive(self, kind: type[_Message]) -> _Message:
+        """Return the next message. Raises IotwinError if the program could not be started, or has died."""
+        return self.receive_files(kind)[0]
+
+    def receive_files(self, kind: type[_Message]) -> tuple[_Message, list[int]]:
+        """As `receive`, with the descriptors that were sent along."""
+        message, files = b"", list[int]()
+        with contextlib.suppress(OSError):
+            message, files, _, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, 1)
+        if not message:
+            raise IotwinError("the process that runs the script has died, or could not be started; run the command again")
+        return decode_foreign(message, kind, "the message of the process that runs the script"), files
 
 
 def serve(requests: socket.socket, kind: type[_Run]) -> _Run | None:

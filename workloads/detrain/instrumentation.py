@@ -1,5 +1,6 @@
 """The document inst.json: which lines of a training script are its loops, its data call and its weight update."""
 
+import ast
 import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +14,7 @@ from iotwin.common.foreign_files import read_foreign, read_foreign_struct
 VERSION = 1
 SURE = 0.5  # below this confidence a script runs only with --force
 MOST_SOURCE_BYTES = 16 << 20
+_LONGEST_TEXT = 200
 
 # How a script gets its batches.
 Kind = Literal["FOR_OVER_LOADER", "NEXT_CALL", "INDEXED", "GENERATOR", "FRAMEWORK", "NONE"]
@@ -73,6 +75,12 @@ class Instrumentation(msgspec.Struct, frozen=True, kw_only=True):
     reads_in_data_call: int | None = None
     reasons: list[str] = []
     seconds: float = 0.0
+
+
+def shown_source(node: ast.AST) -> str:
+    """Return the source text of a node, cut if it is long."""
+    text = ast.unparse(node)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
 
 
 def source_sha256(path: Path) -> str:

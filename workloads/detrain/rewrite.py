@@ -1,16 +1,18 @@
-"""Inserts calls of the session into the loops of a script, in memory. Line numbers remain those of the file."""
+"""Inserts calls into the loops of a script: of the session, in memory, at the lines of the file; or marks, as a patch."""
 
 import ast
+import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign
+from iotwin.common.foreign_files import read_foreign, read_foreign_text
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, CallLine, Instrumentation, SourceLine
 from iotwin.workloads.detrain.source_analysis.dead_variables import dead_variables
 
 SESSION = "__detrain__"  # name of the session in instrumented modules
 MARKS = ("record_epoch", "record_batch")  # a script that imports these marks its loops itself
+_EPOCH, _BATCH = "record_epoch()", "if not record_batch():"
 _Loop = ast.For | ast.AsyncFor | ast.While
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -48,8 +50,7 @@ def batches_begin_without_gradients(found: Instrumentation) -> bool:
     """
     if found.batch is None:
         return False
-    tree = ast.parse(read_foreign(Path(found.batch.file), MOST_SOURCE_BYTES))
-    loop = next((each for each, _ in _loops(tree, None) if each.lineno == found.batch.line), None)
+    loop, _ = _loop_at(found.batch, _tree(found.batch.file))
     if loop is None:
         return False
     zeroed = {_receiver(call) for call in _calls(loop, "zero_grad", conditional=False)}
@@ -61,32 +62,27 @@ def dead_at_batches(found: Instrumentation) -> frozenset[str]:
     """Return the variables that each iteration of the batch loop assigns before it reads them."""
     if found.batch is None:
         return frozenset()
-    tree = ast.parse(read_foreign(Path(found.batch.file), MOST_SOURCE_BYTES))
-    loops = ((loop, function) for loop, function in _loops(tree, None) if loop.lineno == found.batch.line)
-    return next((dead_variables(loop, function or tree) for loop, function in loops), frozenset())
+    tree = _tree(found.batch.file)
+    loop, function = _loop_at(found.batch, tree)
+    return dead_variables(loop, function or tree) if loop is not None else frozenset()
 
 
 def lines_run_again(found: Instrumentation) -> list[CallLine]:
     """Return the lines of the statements that a resumed run executes again: those of an epoch before its first batch."""
     if found.epoch is None or found.batch is None:
         return []
-    trees = {file: ast.parse(read_foreign(Path(file), MOST_SOURCE_BYTES)) for file in {found.epoch.file, found.batch.file}}
-    at = {
-        line: next((each for each in _loops(trees[line.file], None) if each[0].lineno == line.line), None)
-        for line in (found.epoch, found.batch)
-    }
-    epoch, batch = at[found.epoch], at[found.batch]
+    trees = {file: _tree(file) for file in {found.epoch.file, found.batch.file}}
+    (epoch, outer), (batch, inner) = (_loop_at(line, trees[line.file]) for line in (found.epoch, found.batch))
     if epoch is None or batch is None:
         return []
-    before = [(found.epoch.file, each) for each in _before(epoch[0].body, batch)]
-    if batch[1] is not epoch[1] and isinstance(batch[1], ast.FunctionDef):
-        before += [(found.batch.file, each) for each in _before(batch[1].body, batch)]
+    before = [(found.epoch.file, each) for each in _before(epoch.body, batch, inner)]
+    if inner is not outer and isinstance(inner, ast.FunctionDef):
+        before += [(found.batch.file, each) for each in _before(inner.body, batch, inner)]
     return [CallLine(file, each.lineno, ast.unparse(each).splitlines()[0]) for file, each in before]
 
 
-def _before(body: list[ast.stmt], batch: tuple[_Loop, ast.AST | None]) -> list[ast.stmt]:
+def _before(body: list[ast.stmt], loop: _Loop, function: ast.AST | None) -> list[ast.stmt]:
     """Return the statements of a body before the one with the batch loop, or with a call of the function that it is in."""
-    loop, function = batch
     name = getattr(function, "name", None)
 
     def comes_to(statement: ast.stmt) -> bool:
@@ -100,24 +96,67 @@ def _before(body: list[ast.stmt], batch: tuple[_Loop, ast.AST | None]) -> list[a
     return [each for each in body[:at] if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
 
 
-def first_statement(path: Path, line: int) -> tuple[int, int]:
-    """Return line and column of the first statement in the body of the loop at `line` of a file.
+def marks_patch(found: Instrumentation) -> str:
+    """Return the diff that adds the marks, for `patch -p1` in the current directory.
+
+    Raises IotwinError if a line of `found` no longer holds a loop.
+    """
+    if found.batch is None:
+        raise IotwinError(f"{found.script}: has no loop that marks could be put into")
+    changes: dict[str, dict[int, list[str]]] = {}
+    _insert(changes, found.batch, [_BATCH, "    continue"])
+    names = "record_batch"
+    if found.epoch is not None:
+        _insert(changes, found.epoch, [_EPOCH])
+        names = "record_batch, record_epoch"
+    return "".join(_diff(Path(file), inserted, names) for file, inserted in changes.items())
+
+
+def _insert(changes: dict[str, dict[int, list[str]]], line: SourceLine, words: list[str]) -> None:
+    at, column = _first_statement(line)
+    changes.setdefault(line.file, {}).setdefault(at, []).extend(" " * column + each for each in words)
+
+
+def _diff(path: Path, inserted: dict[int, list[str]], names: str) -> str:
+    before = read_foreign_text(path, MOST_SOURCE_BYTES).splitlines(keepends=True)
+    used = [name for name in names.split(", ") if any(name in each for lines in inserted.values() for each in lines)]
+    at = _import_line(path)
+    inserted = {at: [f"from iotwin.workloads.detrain import {', '.join(used)}"], **inserted}
+    after: list[str] = []
+    for number, line in enumerate(before, 1):
+        after += [f"{each}\n" for each in inserted.get(number, ())]
+        after.append(line)
+    here = Path.cwd()
+    shown = path.relative_to(here) if path.is_relative_to(here) else Path(path.name)
+    return "".join(difflib.unified_diff(before, after, f"a/{shown}", f"b/{shown}"))
+
+
+def _first_statement(line: SourceLine) -> tuple[int, int]:
+    """Return line and column of the first statement in the body of the loop at a line.
 
     Raises IotwinError if there is no loop, or its body is in the same line.
     """
-    tree = ast.parse(read_foreign(path, MOST_SOURCE_BYTES))
-    loop = next((each for each, _ in _loops(tree, None) if each.lineno == line), None)
-    if loop is None or loop.body[0].lineno == line:
-        raise IotwinError(f"{path}:{line}: is no loop with a body in lines below it; discover the script again")
+    loop, _ = _loop_at(line, _tree(line.file))
+    if loop is None or loop.body[0].lineno == line.line:
+        raise IotwinError(f"{line.file}:{line.line}: is no loop with a body in lines below it; discover the script again")
     return loop.body[0].lineno, loop.body[0].col_offset
 
 
-def import_line(path: Path) -> int:
+def _import_line(path: Path) -> int:
     """Return the line before which an import can be added: that of the file's first statement except `from __future__`."""
-    body = ast.parse(read_foreign(path, MOST_SOURCE_BYTES)).body
+    body = _tree(path).body
     is_future = [isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in body]
     is_text = [isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in body]
     return next((each.lineno for each, *no in zip(body, is_future, is_text, strict=True) if not any(no)), 1)
+
+
+def _tree(file: str | Path) -> ast.Module:
+    return ast.parse(read_foreign(Path(file), MOST_SOURCE_BYTES))
+
+
+def _loop_at(line: SourceLine, tree: ast.Module) -> tuple[_Loop | None, ast.AST | None]:
+    """Return the loop at a line of a file's tree, and the function that it is in; (None, None) if there is none."""
+    return next((each for each in _loops(tree, None) if each[0].lineno == line.line), (None, None))
 
 
 class _LoopLines:
@@ -155,14 +194,14 @@ def _instrument_batches(
     inside = {name for name in _assigned(around, function) if name not in _targets(loop)}
     data, skip = found.data, list[ast.stmt]()
     if data is not None and here.has(data) and data.line == loop.lineno and isinstance(loop, ast.While):
-        skip = [ast.If(_call("skips"), [ast.Continue()], [])]  # the condition gets the batches
+        skip = [ast.If(session_call("skips"), [ast.Continue()], [])]  # the condition gets the batches
     elif data is not None and here.has(data) and data.line != loop.lineno:
         update = found.update if here.has(found.update) else None
         skip = _instrument_data(loop, data.line, update.line if update else None)
     _instrument(loop, "batch", sorted(inside), skip)
     if skip:
         block = next(block for block in _all_blocks(tree) if loop in block)
-        block.insert(block.index(loop) + 1, ast.copy_location(ast.Expr(_call("left")), loop))
+        block.insert(block.index(loop) + 1, ast.copy_location(ast.Expr(session_call("left")), loop))
 
 
 def _instrument_data(loop: _Loop, line: int, update: int | None) -> list[ast.stmt]:
@@ -175,13 +214,13 @@ def _instrument_data(loop: _Loop, line: int, update: int | None) -> list[ast.stm
         return []
     at = next(index for index, each in enumerate(block) if _spans(each, line))
     names = sorted(_stored(block[at]))
-    seen = ast.Expr(_call("data", *(ast.Name(name, ast.Load()) for name in names)))
+    seen = ast.Expr(session_call("data", *(ast.Name(name, ast.Load()) for name in names)))
     if names:
         block.insert(at + 1, ast.copy_location(seen, block[at]))
     gets = next(each for each in loop.body if _spans(each, line))
     if update is not None and _spans(gets, update):
         return []
-    return [ast.If(_call("skips"), [gets, ast.Continue()], [])]
+    return [ast.If(session_call("skips"), [gets, ast.Continue()], [])]
 
 
 def _all_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -207,18 +246,18 @@ def _spans(statement: ast.stmt, line: int) -> bool:
 def _instrument(loop: _Loop, kind: str, names: Sequence[str], skip: Sequence[ast.stmt] = ()) -> None:
     """Wrap what a `for` loops over, and let the body begin with `skip` and `if session.KIND(): NAME = ...`."""
     if not isinstance(loop, ast.While):
-        opened = _call("opens", ast.Constant(kind))
+        opened = session_call("opens", ast.Constant(kind))
         wrapped = "turns" if skip else {"batch": "batches", "epoch": "epochs"}[kind]
-        loop.iter = ast.copy_location(_call(wrapped, opened, loop.iter), loop.iter)
+        loop.iter = ast.copy_location(session_call(wrapped, opened, loop.iter), loop.iter)
     restored: list[ast.stmt] = [
         ast.If(
-            _call("has", ast.Constant(name)),
-            [ast.Assign([ast.Name(name, ast.Store())], _call("take", ast.Constant(name)))],
+            session_call("has", ast.Constant(name)),
+            [ast.Assign([ast.Name(name, ast.Store())], session_call("take", ast.Constant(name)))],
             [],
         )
         for name in names
     ]
-    first = ast.If(_call(kind), restored or [ast.Pass()], [])
+    first = ast.If(session_call(kind), restored or [ast.Pass()], [])
     loop.body[:0] = [ast.copy_location(each, loop.body[0]) for each in (*skip, first)]
 
 
@@ -266,5 +305,6 @@ def _attribute(name: str) -> ast.Attribute:
     return ast.Attribute(ast.Name(SESSION, ast.Load()), name, ast.Load())
 
 
-def _call(name: str, *arguments: ast.expr) -> ast.Call:
+def session_call(name: str, *arguments: ast.expr) -> ast.Call:
+    """Return a call of the session's method `name`."""
     return ast.Call(_attribute(name), list(arguments), [])

@@ -2,17 +2,13 @@
 
 import ast
 import hashlib
-import importlib.abc
-import importlib.util
 import signal
 import sys
 import time
-import types
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +29,13 @@ from iotwin.workloads.detrain.instrumentation import (
 from iotwin.workloads.detrain.options import check_options, policy_of, saves
 from iotwin.workloads.detrain.rewrite import (
     MARKS,
-    SESSION,
     batches_begin_without_gradients,
     dead_at_batches,
     instrumented,
     lines_run_again,
 )
 from iotwin.workloads.detrain.saving.script_store import ScriptStore
+from iotwin.workloads.detrain.script_program import ScriptProgram
 from iotwin.workloads.detrain.script_ranks import ScriptRanks, path_of_rank
 from iotwin.workloads.policies.cadence import Policy
 from iotwin.workloads.policies.checkpoint_frequency import MeasuredPolicy
@@ -77,7 +73,8 @@ def run_script(
     sys.path[0] = str(options.script.resolve().parent)
     with _session(options, found, ranks, make_session, make_log, keys_items) as session:
         fit = KerasFit(session, options.script) if found.wrapper == KERAS_FIT else None
-        _execute(options.script.resolve(), found, session)
+        files = {line.file for line in (found.epoch, found.batch, found.data) if line is not None}
+        ScriptProgram(files, partial(instrumented, found=found), session).execute(options.script.resolve())
         if fit is not None:
             fit.finish()
 
@@ -234,60 +231,6 @@ def _interval(policy: Policy) -> dict[str, Any] | None:
     if decided is None:
         return None
     return {"batches": decided.intervals, "step_s": decided.step_s, "checkpoint_s": decided.stall_s}
-
-
-@dataclass(frozen=True)
-class _Code:
-    """Compiles the user's files, those with loops instrumented."""
-
-    found: Instrumentation
-    session: Any
-
-    def files(self) -> set[str]:
-        lines = (self.found.epoch, self.found.batch, self.found.data)
-        return {line.file for line in lines if line is not None}
-
-    def compiled(self, path: Path) -> types.CodeType:
-        source = read_foreign(path, MOST_SOURCE_BYTES)
-        tree = instrumented(source, path, self.found) if str(path) in self.files() else source
-        try:
-            return compile(tree, str(path), "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as error:
-            raise IotwinError(f"{path}: is no program of this Python: {error}") from None
-
-
-class _Loader(SourceFileLoader):
-    def __init__(self, name: str, path: str, code: _Code) -> None:
-        super().__init__(name, path)
-        self._code = code
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        setattr(module, SESSION, self._code.session)
-        exec(self._code.compiled(Path(self.path)), module.__dict__)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the user's modules that have instrumented loops."""
-
-    def __init__(self, code: _Code) -> None:
-        self._code = code
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> ModuleSpec | None:
-        found = importlib.machinery.PathFinder.find_spec(name, path, target)
-        origin = found.origin if found else None
-        if origin is None or str(Path(origin).resolve()) not in self._code.files():
-            return None
-        loader = _Loader(name, str(Path(origin).resolve()), self._code)
-        return importlib.util.spec_from_file_location(name, origin, loader=loader)
-
-
-def _execute(script: Path, found: Instrumentation, session: Any) -> None:
-    code = _Code(found, session)
-    sys.meta_path.insert(0, _Finder(code))
-    main = types.ModuleType("__main__")
-    vars(main).update({"__file__": str(script), SESSION: session, "__builtins__": __builtins__})
-    sys.modules["__main__"] = main
-    exec(code.compiled(script), main.__dict__)
 
 
 def sources_sha256(found: Instrumentation) -> str:

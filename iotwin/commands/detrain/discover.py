@@ -50,7 +50,7 @@ class DetrainDiscoverCommand(Command):
             write_instrumentation(args.output, found)
         document = _plain(found)
         if args.emit_patch:
-            from iotwin.workloads.detrain.marks_patch import marks_patch
+            from iotwin.workloads.detrain.rewrite import marks_patch
 
             document["patch"] = marks_patch(found)
         return Outcome(document, 1 if found.kind == "NONE" else 0)

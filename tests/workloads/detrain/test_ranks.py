@@ -24,7 +24,7 @@ from iotwin.workloads.common import torch_ranks
 from iotwin.workloads.common.torch_ranks import keep_groups
 from iotwin.workloads.detrain import script_ranks
 from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets, sum_each_gradient
-from iotwin.workloads.detrain.saving.nested_values import decode_nested
+from iotwin.workloads.detrain.saving.plain_values import decode
 from iotwin.workloads.detrain.script_ranks import ScriptRanks
 from tests.workloads.detrain.script_server import Ended, ScriptServer
 
@@ -180,7 +180,7 @@ def test_each_rank_saves_its_part_of_sharded_parameters(ranks):
 
 def test_a_part_of_a_tensor_that_is_divided_otherwise_is_refused():
     with pytest.raises(IotwinError, match=r"^it was divided as halves, which no tensor of this run is$"):
-        decode_nested({"$shard": [torch.ones(1), [2], [1], "halves"]}, [torch.ones(2)])
+        decode({"$shard": [torch.ones(1), [2], [1], "halves"]}, [torch.ones(2)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

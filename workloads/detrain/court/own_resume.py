@@ -7,9 +7,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from iotwin.common.foreign_files import read_foreign
+from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES
 
 CHECKPOINT = "{checkpoint}"
-_MOST_SOURCE_BYTES = 16 << 20
 # Patterns of options that resume a run, the likeliest first.
 _OPTIONS = (
     r"--(auto[-_]?)?resume", r"--resume[-_]?(from)?[-_]?(checkpoint|ckpt|path|file)?", r"--(continue|restart|restore)([-_].*)?",
@@ -37,7 +37,7 @@ def resume_template(script: Path) -> str:
 def _options(script: Path) -> dict[str, bool]:
     """Return the long options that the script defines with argparse; the value is True if the option takes a value."""
     found = {}
-    for node in ast.walk(ast.parse(read_foreign(script, _MOST_SOURCE_BYTES))):
+    for node in ast.walk(ast.parse(read_foreign(script, MOST_SOURCE_BYTES))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             actions = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "action"]
             takes_value = not any(flag in action for flag in _FLAGS for action in actions)

@@ -21,23 +21,21 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Self, TypeVar
 
 import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_rewritten
-from iotwin.common.foreign_files import decode_foreign, read_foreign
+from iotwin.common.foreign_files import read_foreign
 from iotwin.common.processes.process_end import end_process, exit_status_of
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
-from iotwin.workloads.detrain.forked_runs import MOST_MESSAGE_BYTES, RunEnd, RunOfRanks, serve, started
+from iotwin.workloads.detrain.forked_runs import RunEnd, RunOfRanks, RunServer, serve
+from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES
 from iotwin.workloads.detrain.script_ranks import path_of_rank
 
-_MOST_SOURCE_BYTES = 16 << 20
 _POLL_S = 0.2
 _HASH_SEED = "PYTHONHASHSEED"
 _CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # packages then ask for GPUs without starting CUDA, which no fork survives
-_Message = TypeVar("_Message")
 
 
 class Run(RunOfRanks, frozen=True, kw_only=True):
@@ -66,21 +64,13 @@ class _Ready(msgspec.Struct):
     threads: int
 
 
-class ScriptProcesses:
+class ScriptProcesses(RunServer):
     """Runs scripts, one at a time. `hash_seed`: value of PYTHONHASHSEED; `names`: modules to import first (`imported_names`)."""
 
     def __init__(self, names: Sequence[str], hash_seed: int) -> None:
-        self._names = names
-        self._environment = {_HASH_SEED: str(hash_seed), _CUDA_CHECK: "1", **os.environ}
-        self._server: subprocess.Popen[bytes] | None = None
+        environment = {_HASH_SEED: str(hash_seed), _CUDA_CHECK: "1", **os.environ}
+        super().__init__(__name__, names, environment, subprocess.DEVNULL)
         self._is_ready = False
-
-    def __enter__(self) -> Self:
-        self._start(self._names)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def run(self, run: Run, on_call: Callable[[HeldCall], bool], limit_s: float) -> RunEnd:
         """Run the script. `on_call` gets each held call; if it returns True, all processes of the run are killed before the call.
@@ -88,14 +78,14 @@ class ScriptProcesses:
         The run is killed too if it takes longer than `limit_s` seconds. Raises IotwinError if the run cannot be started.
         """
         self._await_server()
-        self._socket.send(msgspec.json.encode(run))
+        self.send(run)
         holders: dict[int, CallHolder] = {}
         group = 0
         try:
             for _ in range(run.ranks):
-                message, descriptors, _, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, 1)
+                begun, descriptors = self.receive_files(_Started)
                 holders |= {each: CallHolder(each) for each in descriptors}
-                group = self._decoded(message, _Started).group
+                group = begun.group
             return self._follow(group, holders, on_call, limit_s)
         finally:
             if group:
@@ -103,22 +93,12 @@ class ScriptProcesses:
             for holder in holders.values():
                 holder.close()
 
-    def close(self) -> None:
-        """End the server."""
-        if self._server is not None:
-            self._socket.close()
-            self._server.wait()
-            self._server = None
-
-    def _start(self, names: Sequence[str]) -> None:
-        self._server, self._socket = started(__name__, names, self._environment, subprocess.DEVNULL)
-
     def _await_server(self) -> None:
         """Wait until the server has imported its modules."""
-        if not self._is_ready and self._receive(_Ready).threads > 1 and self._names:  # a fork would copy only one thread
+        if not self._is_ready and self.receive(_Ready).threads > 1 and self._arguments:  # a fork would copy only one thread
             self.close()
-            self._start([])
-            self._receive(_Ready)
+            self.start([])
+            self.receive(_Ready)
         self._is_ready = True
 
     def _follow(self, group: int, holders: dict[int, CallHolder], on_call: Callable[[HeldCall], bool], limit_s: float) -> RunEnd:
@@ -130,7 +110,7 @@ class ScriptProcesses:
         while True:
             ready = dict(sources.poll(_POLL_S * 1000))
             if self._socket.fileno() in ready:
-                ended = self._receive(RunEnd)
+                ended = self.receive(RunEnd)
                 return msgspec.structs.replace(ended, timed_out=timed_out)
             for descriptor, event in ready.items():
                 if not event & select.POLLIN:  # all processes of this rank have ended
@@ -144,15 +124,6 @@ class ScriptProcesses:
                 timed_out = True
                 _kill_group(group)
 
-    def _receive(self, kind: type[_Message]) -> _Message:
-        return self._decoded(self._socket.recv(MOST_MESSAGE_BYTES), kind)
-
-    def _decoded(self, message: bytes, kind: type[_Message]) -> _Message:
-        try:
-            return decode_foreign(message, kind, "the message")
-        except IotwinError:
-            raise IotwinError("the process that runs the script could not be started, or has died") from None
-
 
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
@@ -165,7 +136,7 @@ def imported_names(script: Path) -> list[str]:
     NAME is imported too, since some packages import their parts only at its first use. Returns [] if the script sets environment
     variables, since packages may read these when they are imported.
     """
-    source = read_foreign(script, _MOST_SOURCE_BYTES)
+    source = read_foreign(script, MOST_SOURCE_BYTES)
     if b"environ" in source or b"putenv" in source:
         return []
     try:
@@ -205,7 +176,7 @@ def _execute(script: Path, arguments: Sequence[str]) -> None:
     sys.modules["__main__"] = main
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.parent)
-    exec(compile(read_foreign(script, _MOST_SOURCE_BYTES), str(script), "exec"), main.__dict__)  # noqa: S102 - the user's script
+    exec(compile(read_foreign(script, MOST_SOURCE_BYTES), str(script), "exec"), main.__dict__)  # noqa: S102 - the user's script
 
 
 def main() -> None:

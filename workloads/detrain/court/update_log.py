@@ -3,17 +3,12 @@
 An update is a call of `step` of any optimizer of PyTorch. Only PyTorch is patched, so the loop may belong to a framework.
 """
 
-import importlib.abc
-import importlib.util
 import os
 import random
 import signal
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +17,7 @@ import xxhash
 
 from iotwin.common.files import open_append
 from iotwin.common.foreign_files import decode_foreign, read_foreign_lines
+from iotwin.workloads.detrain.detectors.after_import import after_import
 
 _MOST_LINE_BYTES = 64 << 20
 _MOST_ROWS = 1 << 16
@@ -68,32 +64,8 @@ def observe(log: Path, seed: int, killed_after: int | None) -> None:
         keep_groups()
         _Observer(log, killed_after).install()
 
-    if "torch" in sys.modules:
-        install()
-    else:
-        sys.meta_path.insert(0, _AfterImport("torch", install))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then` once a module is imported, not earlier: PyTorch reads environment variables that the script may set before."""
-
-    def __init__(self, module: str, then: Callable[[], None]) -> None:
-        self._module, self._then = module, then
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != self._module:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._then()
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    # Not earlier: PyTorch reads environment variables that the script may set before.
+    after_import("torch", install)
 
 
 class _Observer:
@@ -219,7 +191,10 @@ def tensor_digest(tensor: Any) -> str:
 def rows_of(values: Sequence[Any]) -> list[str]:
     """Return one digest per sample in the arguments of a module: row by row, over all tensors with the same number of rows."""
     by_count: dict[int, list[list[str]]] = {}
-    for tensor in _tensors(values):
+    import torch
+    from torch.utils import _pytree as pytree
+
+    for tensor in (each for each in pytree.tree_leaves(list(values)) if isinstance(each, torch.Tensor)):
         count = tensor.shape[0] if tensor.dim() else 0
         digests = [tensor_digest(row) for row in tensor] if 0 < count <= _MOST_ROWS else [tensor_digest(tensor)]
         by_count.setdefault(len(digests), []).append(digests)
@@ -240,19 +215,6 @@ def generator_digests() -> dict[str, str]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         digests |= {f"cuda:{index}": tensor_digest(state) for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return digests
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
 
 
 def _parameters(optimizer: Any) -> list[Any]:

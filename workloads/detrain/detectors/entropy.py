@@ -17,13 +17,13 @@ from iotwin.workloads.detrain.detectors.after_import import after_import
 from iotwin.workloads.detrain.detectors.current_call import current_call, is_given
 from iotwin.workloads.detrain.detectors.findings import Findings
 from iotwin.workloads.detrain.detectors.script_frames import ScriptLine, is_standard, script_line
+from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES
 
 _BITS = 128  # length of a seed
 _DEVICES = ("/dev/urandom", "/dev/random")
 _RANDOM = ("random", "secrets", "uuid")  # modules of the standard library by which a script takes bytes
 _PER_SECOND = (1, 10**3, 10**6, 10**9)  # units of clocks
 _RECENT_S = 60
-_MOST_SOURCE_BYTES = 16 << 20
 _WATCHED = ("random", "np.random", "numpy.random", "torch", "torch.random")  # their `seed` is watched
 
 
@@ -204,7 +204,7 @@ def unwatched_sources(path: Path) -> list[tuple[str, int]]:
     They are found in the text, whether or not they run, because classes of compiled libraries cannot be patched.
     """
     try:
-        tree = ast.parse(read_foreign(path, _MOST_SOURCE_BYTES))
+        tree = ast.parse(read_foreign(path, MOST_SOURCE_BYTES))
     except (IotwinError, OSError, SyntaxError, ValueError):
         return []
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.keywords)

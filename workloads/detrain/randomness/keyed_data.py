@@ -92,18 +92,8 @@ def shared_epoch(epoch: int = 0) -> "torch.Tensor":
     return torch.tensor([epoch]).share_memory_()
 
 
-class KeyedDataset:
-    """A data set that seeds the global generators of Python, numpy and torch for each item by (seed, epoch, index).
-
-    * The items depend neither on the worker that fetches them, nor on the world size, nor on earlier items.
-    * After an item the global generators continue as if it had drawn nothing. So dropout does not depend on the items.
-    * Call `set_epoch` before each epoch's iterator is made. Workers see the epoch, also persistent ones.
-    * An item that is drawn again in the same epoch gets the same numbers, unless the sampler is a `CountedSampler`.
-    * Draws outside of items, as in `collate_fn`, are not keyed. Neither are generators that the data set made itself.
-
-    Length, items and attributes are those of `dataset`; attributes set on this object are set on `dataset`. Items are fetched one
-    by one, also if `dataset` has `__getitems__`. Fetching an item raises TypeError if its index is not an integer.
-    """
+class KeyedItems:
+    """What data sets and streams with keyed items share: the wrapped `dataset`, whose attributes they have, and the epoch."""
 
     def __init__(self, dataset: Any, seed: int, epoch: int = 0) -> None:
         self._keyed_dataset = dataset
@@ -128,6 +118,25 @@ class KeyedDataset:
     def __len__(self) -> int:
         return len(self._keyed_dataset)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_keyed_"):  # not yet set: this object is being unpickled
+            raise AttributeError(name)
+        return getattr(self._keyed_dataset, name)
+
+
+class KeyedDataset(KeyedItems):
+    """A data set that seeds the global generators of Python, numpy and torch for each item by (seed, epoch, index).
+
+    * The items depend neither on the worker that fetches them, nor on the world size, nor on earlier items.
+    * After an item the global generators continue as if it had drawn nothing. So dropout does not depend on the items.
+    * Call `set_epoch` before each epoch's iterator is made. Workers see the epoch, also persistent ones.
+    * An item that is drawn again in the same epoch gets the same numbers, unless the sampler is a `CountedSampler`.
+    * Draws outside of items, as in `collate_fn`, are not keyed. Neither are generators that the data set made itself.
+
+    Length, items and attributes are those of `dataset`; attributes set on this object are set on `dataset`. Items are fetched one
+    by one, also if `dataset` has `__getitems__`. Fetching an item raises TypeError if its index is not an integer.
+    """
+
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
@@ -145,11 +154,6 @@ class KeyedDataset:
             raise TypeError(f"KeyedDataset: items need an integer index (got {type(index).__name__})") from None
         keyed(self._keyed_seed, epoch, number if number >= 0 else number + len(self), view).seed_global()
         return self._keyed_dataset[number if view else index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_keyed_"):  # not yet set: this object is being unpickled
-            raise AttributeError(name)
-        return getattr(self._keyed_dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_keyed_") or name == "item_epoch":

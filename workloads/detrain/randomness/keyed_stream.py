@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from iotwin.workloads.detrain.randomness.keyed_data import GlobalGenerators, keyed, shared_epoch
+from iotwin.workloads.detrain.randomness.keyed_data import GlobalGenerators, KeyedItems, keyed
 
 
-class KeyedIterableDataset(IterableDataset):
+class KeyedIterableDataset(KeyedItems, IterableDataset):
     """A stream that seeds the global generators of Python, numpy and torch for each item by (seed, epoch, worker, item number).
 
     * The n-th item that a worker's iterator yields is number n - 1. The first number also seeds the making of the iterator.
@@ -20,29 +20,6 @@ class KeyedIterableDataset(IterableDataset):
 
     Attributes are those of `dataset`. Call `set_epoch` before each epoch's iterator is made.
     """
-
-    def __init__(self, dataset: Any, seed: int, epoch: int = 0) -> None:
-        self._keyed_dataset = dataset
-        self._keyed_seed = seed
-        self._keyed_epoch = shared_epoch(epoch)
-
-    @property
-    def item_epoch(self) -> int:
-        """The epoch in the items' keys. Setting it leaves the wrapped stream alone."""
-        return int(self._keyed_epoch)
-
-    @item_epoch.setter
-    def item_epoch(self, epoch: int) -> None:
-        self._keyed_epoch[0] = epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch in the items' keys, and call the `set_epoch` of the wrapped stream if it has one."""
-        self.item_epoch = epoch
-        if hasattr(self._keyed_dataset, "set_epoch"):
-            self._keyed_dataset.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self._keyed_dataset)
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -58,8 +35,3 @@ class KeyedIterableDataset(IterableDataset):
                 except StopIteration:
                     return
             yield item
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_keyed_"):  # not yet set: this object is being unpickled
-            raise AttributeError(name)
-        return getattr(self._keyed_dataset, name)

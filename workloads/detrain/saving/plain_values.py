@@ -1,17 +1,20 @@
-"""Encodes plain values of a script, such as counters and histories, as JSON values for checkpoints, and decodes them exactly."""
+"""Encodes values of a script, such as counters, histories and nested states, for checkpoints, and decodes them exactly."""
 
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 
 from iotwin.common.errors import IotwinError
+from iotwin.workloads.detrain.saving.sharded_tensors import is_sharded, joined, layout, local_part
 
 _MARK = "$plain"  # a dict with this key encodes a value that JSON lacks
+_SHARD = "$shard"  # the key of a sharded tensor
 _ATOMS = (bool, int, float, str, type(None), bytes, complex, np.generic)
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _MOST_DEPTH = 12
@@ -46,8 +49,11 @@ def _changeable_inside(value: Any) -> Iterator[Any]:
             yield from _changeable_inside(each)
 
 
-def encode(value: Any) -> Any:
-    """Return a plain value as JSON values."""
+def encode(value: Any, unsaved: dict[str, str] | None = None, path: str = "") -> Any:
+    """Return a plain value as JSON values. Tensors and arrays in nested dicts, lists and tuples remain as they are.
+
+    Entries of dicts that cannot be saved are left out if `unsaved` is given, which then gets path and type of each.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, np.generic):
@@ -60,27 +66,48 @@ def encode(value: Any) -> Any:
         return {_MARK: "bytes", "hex": value.hex()}
     if isinstance(value, complex):
         return {_MARK: "complex", "parts": [encode(value.real), encode(value.imag)]}
+    if is_sharded(value):
+        return {_SHARD: [local_part(value), list(value.shape), list(value.stride()), layout(value)]}
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value
     if isinstance(value, dict):
-        return {_MARK: "dict", "items": [[encode(key), encode(each)] for key, each in value.items()]}
+        entries = ((key, each, f"{path}[{key!r}]") for key, each in value.items())
+        kept = [[encode(key), encode(each, unsaved, at)] for key, each, at in entries if _can_be_saved(each, unsaved, at)]
+        return {_MARK: "dict", "items": kept}
+    inside = [encode(each, unsaved, f"{path}[{index}]") for index, each in enumerate(value)]
     if isinstance(value, list):
-        return [encode(each) for each in value]
-    name = next(name for name, kind in _SEQUENCES.items() if isinstance(value, kind))
-    return {_MARK: name, "items": [encode(each) for each in value]}
+        return inside
+    return {_MARK: next(name for name, kind in _SEQUENCES.items() if isinstance(value, kind)), "items": inside}
+
+
+def _can_be_saved(value: Any, unsaved: dict[str, str] | None, path: str) -> bool:
+    if unsaved is None or isinstance(value, torch.Tensor | np.ndarray | dict | list | tuple) or is_plain(value):
+        return True
+    unsaved[path] = f"a {type(value).__name__} cannot be saved"
+    return False
 
 
 _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 
 
-def decode(value: Any) -> Any:
-    """Return the plain value that `encode` was called with. Raises IotwinError if `value` is not its result."""
+def decode(value: Any, held: Iterable[Any] = ()) -> Any:
+    """Return the value that `encode` was called with. `held`: tensors of this process, as sharded ones need (`joined`).
+
+    Raises IotwinError if `value` is not its result.
+    """
     if isinstance(value, list):
-        return [decode(each) for each in value]
+        return [decode(each, held) for each in value]
     if not isinstance(value, dict):
         return value
     try:
+        if _SHARD in value:
+            part, shape, stride, divided = value[_SHARD]
+            return joined(part, shape, stride, divided, held)
         kind = value[_MARK]
+        if kind == "dict":
+            return {decode(key): decode(each, held) for key, each in value["items"]}
         if kind in _SEQUENCES:
-            return _SEQUENCES[kind](decode(each) for each in value["items"])
+            return _SEQUENCES[kind](decode(each, held) for each in value["items"])
         return _DECODED[kind](value)
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise IotwinError(f"the checkpoint holds a value that is none: {error!r}") from None
@@ -92,7 +119,6 @@ _DECODED: dict[str, Callable[[Any], Any]] = {
     "float": lambda value: struct.unpack("<d", bytes.fromhex(value["bytes"]))[0],
     "bytes": lambda value: bytes.fromhex(value["hex"]),
     "complex": lambda value: complex(*map(decode, value["parts"])),
-    "dict": lambda value: {decode(key): decode(each) for key, each in value["items"]},
 }
 
 

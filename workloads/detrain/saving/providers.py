@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.saving.plain_values import decode, encode
 from iotwin.workloads.detrain.saving.provider import Provider, State
 from iotwin.workloads.detrain.saving.tensorflow_states import KerasObjects
@@ -26,12 +25,12 @@ class StateDicts:
     def save(self, value: Any, unsaved: dict[str, str]) -> State:
         import torch
 
-        saved: State = {"state": encode_nested(value.state_dict(), unsaved)}
+        saved: State = {"state": encode(value.state_dict(), unsaved)}
         if isinstance(value, torch.nn.Module):
             saved["training"] = [module.training for module in value.modules()]
             saved["trainable"] = [parameter.requires_grad for parameter in value.parameters()]
             saved["hidden"] = {
-                f"{prefix}.{name}": encode_nested(module._buffers[name], unsaved)
+                f"{prefix}.{name}": encode(module._buffers[name], unsaved)
                 for prefix, module in value.named_modules()
                 for name in sorted(module._non_persistent_buffers_set)
                 if module._buffers.get(name) is not None
@@ -46,7 +45,7 @@ class StateDicts:
         if isinstance(value, torch.nn.Module):
             held = [*value.parameters(), *value.buffers()]
         try:
-            value.load_state_dict(decode_nested(saved["state"], held))
+            value.load_state_dict(decode(saved["state"], held))
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise IotwinError(str(error).splitlines()[0]) from None
         if groups:  # the optimizer has new groups now, but the script may refer to those that it had
@@ -63,7 +62,7 @@ class StateDicts:
             for path, tensor in saved["hidden"].items():
                 prefix, _, name = path.rpartition(".")
                 with torch.no_grad():
-                    modules[prefix]._buffers[name].copy_(decode_nested(tensor, held))
+                    modules[prefix]._buffers[name].copy_(decode(tensor, held))
 
 
 class OwnTorchGenerators:
@@ -92,13 +91,13 @@ class OwnNumpyGenerators:
 
     def save(self, value: Any, unsaved: dict[str, str]) -> Any:
         is_new = isinstance(value, np.random.Generator)
-        return encode_nested(value.bit_generator.state if is_new else value.get_state(legacy=False), unsaved)
+        return encode(value.bit_generator.state if is_new else value.get_state(legacy=False), unsaved)
 
     def load(self, value: Any, saved: Any) -> None:
         if isinstance(value, np.random.Generator):
-            value.bit_generator.state = decode_nested(saved)
+            value.bit_generator.state = decode(saved)
         else:
-            value.set_state(decode_nested(saved))
+            value.set_state(decode(saved))
 
 
 class OwnPythonGenerators:

@@ -17,7 +17,6 @@ from iotwin.workloads.detrain.saving import script_state
 from iotwin.workloads.detrain.saving.created_objects import CannotBeMade, IsCode, Maker, ValueRecorder
 from iotwin.workloads.detrain.saving.gradient_buckets import has_final_buckets
 from iotwin.workloads.detrain.saving.lost_iterators import position_of
-from iotwin.workloads.detrain.saving.nested_values import decode_nested, encode_nested
 from iotwin.workloads.detrain.saving.plain_values import decode, encode, is_plain, replace_content
 from iotwin.workloads.detrain.saving.provider import NotBuilt, State
 from iotwin.workloads.detrain.saving.providers import loads_in_place, provider_of
@@ -94,7 +93,7 @@ class ScriptState:
                 if gradients and (found := _gradients(part.value)):
                     state["gradients"][part.path] = found
             elif part.kind == script_state.ITERATOR:
-                state["iterators"][part.path] = encode_nested(part.value.state()._asdict(), self.unsaved)
+                state["iterators"][part.path] = encode(part.value.state()._asdict(), self.unsaved)
                 if not part.value.restorable:
                     self.unsaved[part.path] = "its data set only gives its samples one after another"
             elif part.kind == script_state.LOST and part.path not in inside and self._changed(part):
@@ -233,7 +232,7 @@ class ScriptState:
         for path in state["made"]:
             self._put(path, maker.value(path), parts, maker, state["holders"])
         for path, saved in state["iterators"].items():
-            _go_to(path, parts, IteratorState(**decode_nested(saved)))
+            _go_to(path, parts, IteratorState(**decode(saved)))
         for path, value in state["plain"].items():
             if path not in parts or not replace_content(parts[path].value, decode(value)):
                 self._put(path, decode(value), parts, maker, state["holders"])
@@ -351,10 +350,10 @@ def _content_mark(part: Part) -> Any:
 def _gradients(value: Any) -> State:
     if not isinstance(value, torch.nn.Module):
         return {}
-    return {name: encode_nested(each.grad, {}) for name, each in value.named_parameters() if each.grad is not None}
+    return {name: encode(each.grad, {}) for name, each in value.named_parameters() if each.grad is not None}
 
 
 def _put_gradients(module: torch.nn.Module, gradients: State) -> None:
     for name, parameter in module.named_parameters():
-        saved = decode_nested(gradients[name], [parameter]) if name in gradients else None
+        saved = decode(gradients[name], [parameter]) if name in gradients else None
         parameter.grad = None if saved is None else saved.to(parameter.device).clone()

@@ -53,10 +53,7 @@ class _Around(NamedTuple):
 
 
 class CallGraph:
-    """All sinks that the script reaches. `dynamic`: places where it runs code that cannot be analysed.
-
-    `outside`: calls of packages that may train, because their arguments include the model or the data.
-    """
+    """All sinks that the script reaches. `dynamic`: places where it runs code that cannot be analysed."""
 
     def __init__(self, inference: Inference) -> None:
         self.inference = inference

@@ -169,7 +169,7 @@ class _ScopeBuilder:
             case ast.If():
                 self._branches(node, loops, repeated)
             case _:
-                self._note(node, loops)
+                self._note(node)
                 for child in ast.iter_child_nodes(node):
                     self._visit(child, loops, repeated)
                 if isinstance(node, ast.Call):
@@ -219,7 +219,7 @@ class _ScopeBuilder:
                 for each in node.args:
                     self._bind(name, Binding("change", node, each))
 
-    def _note(self, node: ast.AST, loops: tuple[Loop, ...]) -> None:
+    def _note(self, node: ast.AST) -> None:
         """Record what a simple statement or expression binds, returns or imports."""
         match node:
             case ast.Assign():

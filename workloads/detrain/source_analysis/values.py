@@ -14,7 +14,7 @@ class CallFrame:
     """One way to reach a function: which call leads there, and what its parameters then are.
 
     `caller` and `call`: where the call is; None for the script itself, and if the caller is unknown. `closure`: the frame of the
-    function around this one. `loops`: all loops around the call, outermost first.
+    function around this one.
     """
 
     scope: CodeScope
@@ -24,7 +24,6 @@ class CallFrame:
     call: ast.expr | None = None
     closure: "CallFrame | None" = None
     depth: int = 0
-    loops: tuple["ActiveLoop", ...] = ()
 
     def reached_from(self, frame: "CallFrame") -> ast.expr | None:
         """Return the call in `frame` that leads, directly or not, to this frame; None if none does."""

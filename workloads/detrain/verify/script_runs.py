@@ -3,7 +3,6 @@
 As a program, ``python -m iotwin.workloads.detrain.verify.script_runs DESCRIPTOR``: the server. Its socket brings requests.
 """
 
-import contextlib
 import gc
 import importlib
 import os
@@ -12,15 +11,12 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_rewritten
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.process_end import end_process, exit_status_of
-from iotwin.workloads.detrain.forked_runs import MOST_MESSAGE_BYTES, RunEnd, serve, started
+from iotwin.workloads.detrain.forked_runs import RunEnd, RunServer, serve
 from iotwin.workloads.detrain.script_ranks import path_of_rank
 
 if TYPE_CHECKING:
@@ -30,31 +26,16 @@ if TYPE_CHECKING:
 _IMPORTED = ("torch._dynamo", "iotwin.workloads.detrain.discover")
 
 
-class ScriptRuns:
+class ScriptRuns(RunServer):
     """Runs of a script, one at a time, in processes that have `variables` in their environment."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-
-    def __enter__(self) -> Self:
-        self._server, self._socket = started(__name__, [], os.environ | self._variables, None)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._socket.close()
-        if kind is not None:  # as by Ctrl-C, in the middle of a run, which ends with the server
-            self._server.kill()
-        self._server.wait()
+        super().__init__(__name__, [], os.environ | variables)
 
     def run(self, request: "RunRequest") -> RunEnd:
         """Run the script, in all its ranks. Raises IotwinError if the server has died."""
-        reply = b""
-        with contextlib.suppress(OSError):
-            self._socket.send(msgspec.json.encode(request))
-            reply = self._socket.recv(MOST_MESSAGE_BYTES)
-        if not reply:
-            raise IotwinError("the process that runs the script has died; run the command again")
-        return decode_foreign(reply, RunEnd, "the reply of the process that runs the script")
+        self.send(request)
+        return self.receive(RunEnd)
 
 
 def main(descriptor: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from iotwin.common.files import write_whole
@@ -212,7 +213,8 @@ class _EachOperation(TorchDispatchMode):
             for argument, value in zip(op._schema.arguments, values, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        self._record.operation(op, list({id(each): each for each in (*_tensors(changed), *_tensors(result))}.values()))
+        tensors = (local_part(each) for each in pytree.tree_leaves([changed, result]) if isinstance(each, torch.Tensor))
+        self._record.operation(op, list({id(each): each for each in tensors}.values()))
         return result
 
 
@@ -227,14 +229,6 @@ class _Backward:
     def remove(self) -> None:
         for name, original in self._originals.items():
             setattr(torch.autograd, name, original)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield local_part(value)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
 
 
 def _content(tensor: torch.Tensor) -> bytes:

@@ -21,7 +21,6 @@ from iotwin.workloads.detrain.verify.observed_run import LOADER, RunRequest
 from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
 
 Point = tuple[int, int]  # epoch and batch, from 0
-DROPS = ("rng", "loader", "scaler", "threads", "workers")
 _PLAIN, _SAVING = "plain", "saving"  # folders of runs that save nothing, and of those that save or resume
 _FRESH = ("--resume", "never")
 _MORE_WORKERS = 2  # additional worker processes of a resumed run if "workers" is dropped
@@ -57,8 +56,8 @@ class ScriptRun(NamedTuple):
 class Verifier:
     """Runs the script on a server and compares each run with the first, the reference.
 
-    `workers`: processes of all data loaders in all runs, None for the script's own number. `drop`: a member of DROPS that resumed
-    runs lack.
+    `workers`: processes of all data loaders in all runs, None for the script's own number. `drop`: what resumed runs lack: rng,
+    loader, scaler, threads or workers.
     """
 
     def __init__(self, script: VerifiedScript, server: ScriptRuns, workers: int | None = None, drop: str | None = None) -> None:

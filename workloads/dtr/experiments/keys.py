@@ -26,7 +26,6 @@ NUMBER: Check = (_number, "a number")
 BUDGET: Check = (lambda value: _number(value) and (value >= 1 or value == -1), "a number of bytes, or -1 for no budget")
 RATIO: Check = (lambda value: _number(value) and 0 < value <= 100, "a number above 0 and at most 100")
 TABLE: Check = (lambda value: isinstance(value, dict), "an object")
-ANY: Check = (lambda value: True, "")
 
 
 def one_of(*values: str) -> Check:
