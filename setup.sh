@@ -107,7 +107,8 @@ if [ ! -x .venv/bin/pip ]; then
     rm -rf .venv
     "$python" -m venv .venv >/dev/null || { say "could not make a virtual environment"; exit 1; }
 fi
-install() { .venv/bin/pip install --quiet --disable-pip-version-check --constraint requirements.lock "$@"; }
+# pip compiles one module after the other; all processors do so together below.
+install() { .venv/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint requirements.lock "$@"; }
 say "installing Python packages into .venv"
 extras=hdf5,containers,sql
 if [ "$mode" = test ]; then extras=test; fi
@@ -118,7 +119,8 @@ if [ "$mode" = test ]; then
     install "$(grep '^tensorflow_cpu==' requirements.lock)" || say "could not get TensorFlow: tests of bert's training are skipped"
     install "$(grep '^mpi4py==' requirements.lock)" || say "could not get mpi4py: tests of several nodes by MPI are skipped"
 fi
-
+# Some packages have files of other Python versions, which do not compile.
+.venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 .venv/bin/python -m iotwin.tracing_tools.probes >/dev/null || say "tracing falls back to strace"
 mkdir -p .setup
 echo "$current$complete" >".setup/$mode"
