@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import socket
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.ranks import from_environment, launched_by_torchrun
+
+# If one of gloo's threads released a sum last, it would wait for the interpreter lock, and abort a process that is ending.
+_last_sum: deque[Any] = deque(maxlen=1)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class TorchRanks:
         if self.world_size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        distributed.all_reduce(total)
+        _last_sum.append(distributed.all_reduce(total, async_op=True))
+        _last_sum[-1].wait()
         return list(total.tolist())
 
 
@@ -58,6 +63,7 @@ def join_ranks(gpu: bool = True) -> Iterator[TorchRanks]:
         yield TorchRanks(rank, world_size, device)
     finally:
         if world_size > 1:
+            never_destroy(_last_sum)
             distributed.destroy_process_group()
 
 
@@ -71,13 +77,13 @@ def _check_port(port: int) -> None:
             raise IotwinError(f"rank 0 cannot use port {port}: {error.strerror}; set MASTER_PORT to a free one") from None
 
 
-def never_destroy(group: object) -> None:
-    """Keep a process group's object alive for ever: its destruction can be a deadlock at the end of a job (torch 2.13).
+def never_destroy(kept: object) -> None:
+    """Keep an object alive for ever. The destruction of a process group can be a deadlock at the end of a job (torch 2.13).
 
-    The destructor holds the interpreter lock while it waits for gloo's threads. One of these may need the lock to free the tensor
+    Its destructor holds the interpreter lock while it waits for gloo's threads. One of these may need the lock to free the tensor
     of the last sum. Because of this, a few of a hundred ranks never ended.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def keep_groups() -> None:
