@@ -34,9 +34,11 @@ def marks_of(job: Job) -> tuple[list[Mark], NDArray[np.int64]]:
     return marks, np.array(times, np.int64)
 
 
-def assemble(tree: Tree, calls: pd.DataFrame, marks_ns: NDArray[np.int64], rank: int) -> tuple[dict[str, NDArray[Any]], int]:
-    """Return the columns of the recording's rows and the number of channels. `calls` lose their columns, ROW_COLUMNS."""
-    rows = calls
+def assemble(tree: Tree, rows: pd.DataFrame, marks_ns: NDArray[np.int64], rank: int) -> tuple[dict[str, NDArray[Any]], int]:
+    """Return the columns of the recording's rows and the number of channels.
+
+    rows: the traced calls, with the columns ROW_COLUMNS; the frame is taken apart, so that no column is in memory twice.
+    """
     threads = _threads(tree, rows)
     begins = {thread: at for _, at, _, thread in threads}
     added, channels = hand_overs(tree, rows, begins)

@@ -47,7 +47,7 @@ class DtrChainCommand(Command):
         import math
 
         from iotwin.commands.dtr.options import listed, note_missing_numba
-        from iotwin.commands.dtr.pictures import draw, draw_residency
+        from iotwin.commands.dtr.pictures import check_picture, draw, draw_residency
         from iotwin.common.errors import UsageError
         from iotwin.workloads.dtr.simulator.chain import growth, run_chain, theory_lines
         from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
@@ -56,6 +56,8 @@ class DtrChainCommand(Command):
         if min(layers) < 1:
             raise UsageError(f"--layers: a chain must have at least 1 (got {min(layers)})")
         limit = math.inf if args.limit is None else args.limit
+        for picture in filter(None, (args.output, args.residency)):
+            check_picture(picture)
         note_missing_numba()
         cases = [
             (length, budget.strip(), heuristic)

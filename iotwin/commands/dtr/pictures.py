@@ -4,6 +4,15 @@ from pathlib import Path
 from typing import Any
 
 
+def check_picture(output: Path) -> None:
+    """Raise UsageError if no picture can be written to `output`, before anything is computed for it."""
+    from iotwin.common.files import check_output, check_type
+    from iotwin.trace_visuals.style import PICTURE_TYPES
+
+    check_type(output, PICTURE_TYPES)
+    check_output(output)
+
+
 def draw(document: dict[str, Any], output: Path) -> None:
     """Draw a document with bars or curves, made by `workloads.dtr.experiments.pictures`."""
     from iotwin.common.files import scratch_folder, write_json
@@ -24,11 +33,8 @@ def draw_residency(rows: list[list[int]], title: str, output: Path) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
 
-    from iotwin.common.files import check_output, check_type
-    from iotwin.trace_visuals.style import BLUE, FIGURE_RC, PICTURE_TYPES, save_figure
+    from iotwin.trace_visuals.style import BLUE, FIGURE_RC, save_figure
 
-    check_type(output, PICTURE_TYPES)
-    check_output(output)
     with mpl.rc_context(FIGURE_RC):
         figure = Figure((5, 3.2), layout="constrained")
         axes = figure.subplots()

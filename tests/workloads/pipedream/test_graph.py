@@ -1,5 +1,6 @@
 """The layer graph: its file, its order, its states, its compression."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -211,9 +212,14 @@ def test_updates_and_exchanges_are_in_a_second_file_that_a_graph_without_them_ha
     found = read_graph(path)
     assert found.exchange == graph.exchange and found.nodes == graph.nodes and found.nodes[1].update_ms == 0.25
     (second,) = tmp_path.glob("*.json")
-    for wrong in ('{"update_ms": {"node99": 1}}', '{"exchange": {"latency_s": -1, "bytes_per_s": 1}}', "{",
-                  '{"exchange": {"latency_s": 1, "bytes_per_s": 0}}'):  # fmt: skip
-        second.write_text(wrong)
+    written = json.loads(second.read_text())
+    for wrong in ({"update_ms": {"node99": 1}}, {"exchange": {"latency_s": -1, "bytes_per_s": 1}},
+                  {"exchange": {"latency_s": 1, "bytes_per_s": 0}}, {"graph_sha256": "0" * 64}):  # fmt: skip
+        second.write_text(json.dumps(written | wrong))
+        with pytest.raises(UsageError, match=r"graph\.measured\.json.*profile the model again"):
+            read_graph(path)
+    for unreadable in ("{", '{"update_ms": {}}'):
+        second.write_text(unreadable)
         with pytest.raises(UsageError, match=r"graph\.measured\.json.*profile the model again"):
             read_graph(path)
     write_graph(profile("vgg16"), path)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from signal import SIGSEGV
 from typing import Any
 
+_C = ctypes.CDLL(None)
 _SA_SIGINFO = 4
 # The processor does not name the address that was read, as none has its form. Other wild pointers give the same.
 _SI_KERNEL, _CODE_AT = 0x80, 8
@@ -51,6 +52,3 @@ def explained_reads(nowhere: int, furthest: int) -> Iterator[None]:
         yield
     finally:
         _C.sigaction(SIGSEGV, ctypes.byref(old), None)
-
-
-_C = ctypes.CDLL(None)

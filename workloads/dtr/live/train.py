@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from iotwin.common.progress import note
 from iotwin.workloads.dtr.live.memory import BudgetError
 from iotwin.workloads.dtr.live.session import Account, Rematerialize
 from iotwin.workloads.models import build, default_batch
@@ -102,6 +103,8 @@ def _with_enough(error: BudgetError, training: BudgetedTraining, limit_s: float,
 
     The latter is found by trying budgets until `limit_s` seconds have passed. If it is 0, it is not looked for.
     """
+    if limit_s:
+        note(f"the budget is refused; looking for one that is enough, for at most {limit_s:.0f} s")
     free, until = _without_limit(training), perf_counter() + limit_s
     # Training that was refused early has not seen the operation that needs most.
     least = low = max(error.least_bytes, free.least_bytes)

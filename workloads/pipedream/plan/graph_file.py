@@ -30,6 +30,7 @@ _MEASURED = ".measured.json"
 
 
 class _Measured(msgspec.Struct, forbid_unknown_fields=True):
+    graph_sha256: str  # of the graph.txt that it belongs to
     update_ms: dict[str, float] = {}
     exchange: ExchangeCost | None = None
 
@@ -39,19 +40,22 @@ def read_graph(path: Path) -> LayerGraph:
 
     Raises UsageError, with file and line, if a line is neither a node nor an edge, or if the second file is of another graph.
     """
-    graph, second = parse_graph(_text(path), str(path)), path.with_suffix(_MEASURED)
-    return _with_measured(graph, second) if second.is_file() else graph
+    text, second = _text(path), path.with_suffix(_MEASURED)
+    graph = parse_graph(text, str(path))
+    return _with_measured(graph, _sha256(text), second) if second.is_file() else graph
 
 
-def _with_measured(graph: LayerGraph, path: Path) -> LayerGraph:
+def _with_measured(graph: LayerGraph, graph_sha256: str, path: Path) -> LayerGraph:
     try:
         found = read_foreign_struct(path, _Measured)
     except (OSError, IotwinError) as error:
         raise UsageError(f"{path} cannot be read: {error}; profile the model again, or remove the file") from None
     cost = found.exchange
     numbers = [*found.update_ms.values(), *((cost.latency_s, cost.bytes_per_s) if cost else ())]
-    if not found.update_ms.keys() <= graph.index.keys() or not all(0 <= each < math.inf for each in numbers):
-        raise UsageError(f"{path} is of another graph, or has times that are not finite; profile the model again, or remove it")
+    if found.graph_sha256 != graph_sha256 or not found.update_ms.keys() <= graph.index.keys():
+        raise UsageError(f"{path} does not belong to the graph.txt next to it; profile the model again, or remove it")
+    if not all(0 <= each < math.inf for each in numbers):
+        raise UsageError(f"{path} has times that are negative or not finite; profile the model again, or remove it")
     if cost and not cost.bytes_per_s:
         raise UsageError(f"{path}: bytes_per_s must be above 0; profile the model again, or remove the file")
     nodes = tuple(replace(node, update_ms=found.update_ms.get(node.id, 0.0)) for node in graph.nodes)
@@ -60,7 +64,11 @@ def _with_measured(graph: LayerGraph, path: Path) -> LayerGraph:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of the file, in hexadecimal."""
-    return hashlib.sha256(_text(path).encode()).hexdigest()
+    return _sha256(_text(path))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _text(path: Path) -> str:
@@ -169,7 +177,8 @@ def format_graph(graph: LayerGraph) -> str:
 
 def write_graph(graph: LayerGraph, path: Path) -> None:
     """Write the graph's file atomically, and its second file if there is anything for it. Raises IotwinError on failure."""
-    write_whole(path, format_graph(graph).encode())
+    text = format_graph(graph)
+    write_whole(path, text.encode())
     updates, second = {node.id: node.update_ms for node in graph.nodes if node.update_ms}, path.with_suffix(_MEASURED)
     if updates or graph.exchange or second.is_file():  # else a file of another graph would stay
-        write_json(second, msgspec.to_builtins(_Measured(updates, graph.exchange)))
+        write_json(second, msgspec.to_builtins(_Measured(_sha256(text), updates, graph.exchange)))
