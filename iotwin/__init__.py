@@ -88,10 +88,10 @@ def fit(trace: Trace | str | os.PathLike[str]) -> Twin:
 
     Raises IotwinError if the job made no call on storage.
     """
-    from iotwin.benchmark import fit as fitting
+    from iotwin.benchmark.fit import fit_trace
     from iotwin.opened_trace import reader_of
 
-    return fitting.fit(reader_of(trace))
+    return fit_trace.fit(reader_of(trace))
 
 
 def dtr(

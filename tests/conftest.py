@@ -32,14 +32,14 @@ settings.load_profile("iotwin")
 
 @functools.cache
 def _reason_against(backend: str) -> str | None:
-    from iotwin.tracing_tools.backends import unavailable_reason
+    from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
 
     return unavailable_reason(backend)
 
 
 def nothing_can_trace() -> str | None:
     """Why no backend at all works here, or None."""
-    from iotwin.tracing_tools.backends import BACKEND_NAMES
+    from iotwin.tracing_tools.backends.choose_backend import BACKEND_NAMES
 
     if any(_reason_against(name) is None for name in BACKEND_NAMES):
         return None

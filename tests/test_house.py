@@ -75,7 +75,7 @@ READERS_OF_OUR_OWN = {
     "common/checkpoints.py": "the bounded reader of the checkpoint store",
     "common/commit.py": "the checkpoint store's message between ranks",
     "common/tensor_file.py": "the bounded reader of the checkpoint store",
-    "trace_visuals/report/__init__.py": "the package's page, style and scripts",
+    "trace_visuals/report/report_page.py": "the package's page, style and scripts",
     "tracing_tools/backends/kernel_support.py": "/proc and /sys",
     "tracing_tools/backends/kernel_types.py": "/sys/kernel/btf",
     "tracing_tools/backends/preload.py": "/proc",

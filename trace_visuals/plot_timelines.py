@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.progress import note
 from iotwin.common.workloads import NAMES
-from iotwin.trace_visuals.timeline import Form, plot_timeline
+from iotwin.trace_visuals.timeline.timeline_figure import Form, plot_timeline
 
 _FEW: dict[str, str | None] = {"whole": None, "epoch": "epoch:1", "block": "block:1"}
 _ALL = _FEW | {

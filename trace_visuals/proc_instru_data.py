@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.workloads import NAMES
-from iotwin.trace_visuals.steps import plot_steps
+from iotwin.trace_visuals.steps.plot_steps import plot_steps
 
 # The suffix of the pictures of `plot_steps` that each option selects.
 _PICTURES = {

@@ -17,8 +17,8 @@ from iotwin.benchmark.emulator.checkpoints.writer import open_checkpoints
 from iotwin.benchmark.emulator.data.dataset import SampleSets, open_dataset
 from iotwin.benchmark.emulator.data.order import Batch, evaluation_batches, training_batches
 from iotwin.benchmark.emulator.journal import Journal, Measured, StepParts, open_journal
-from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched, Loader
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 from iotwin.benchmark.emulator.pipeline_channels import Channels, plan_of
 from iotwin.benchmark.emulator.ranks import Rank, run_local, under_mpi
 from iotwin.common.errors import IotwinError, UsageError

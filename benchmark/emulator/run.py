@@ -12,7 +12,7 @@ from iotwin.benchmark.emulator.checkpoints.writer import Checkpoints, Checkpoint
 from iotwin.benchmark.emulator.data.dataset import DataSetFacts, open_dataset
 from iotwin.benchmark.emulator.data.order import Batch, epoch_batches
 from iotwin.benchmark.emulator.journal import Journal, Measured, ResumedRun, StepParts, open_journal
-from iotwin.benchmark.emulator.loaders import open_loader
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 from iotwin.benchmark.emulator.ranks import STOP, Rank
 from iotwin.benchmark.emulator.schedule import NOTHING, Due, Schedule
 from iotwin.common.errors import UsageError

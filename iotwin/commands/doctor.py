@@ -15,7 +15,7 @@ class DoctorCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.checks import checks
-        from iotwin.tracing_tools.backends import BACKEND_NAMES
+        from iotwin.tracing_tools.backends.choose_backend import BACKEND_NAMES
 
         found = [{"name": name, "reason": reason, "purpose": purpose} for name, purpose, reason in checks()]
         can_trace = any(row["reason"] is None for row in found if row["name"] in BACKEND_NAMES)
@@ -37,7 +37,7 @@ class DoctorCommand(Command):
 
 def _conclusion(document: dict[str, Any]) -> str:
     """Return what this machine can do, and the next command or what to fix."""
-    from iotwin.tracing_tools.backends import BACKEND_NAMES
+    from iotwin.tracing_tools.backends.choose_backend import BACKEND_NAMES
 
     works = {row["name"]: row["reason"] is None for row in document["checks"]}
     usable = [name for name in BACKEND_NAMES if works.get(name)]

@@ -34,7 +34,7 @@ class ExportCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.trace_store.reader import Trace
-        from iotwin.tracing_tools.exports import export_trace, format_of
+        from iotwin.tracing_tools.exports.export_trace import export_trace, format_of
 
         format_ = format_of(args.output, args.format)
         trace = Trace(args.trace)

@@ -26,7 +26,7 @@ class FitCommand(Command):
         accept_dropped_options(parser, "--kind")
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.benchmark.fit import fit
+        from iotwin.benchmark.fit.fit_trace import fit
         from iotwin.benchmark.fit.parameters.parameters import fit_parameters
         from iotwin.common.errors import IotwinError
         from iotwin.common.files import check_output, check_type

@@ -25,7 +25,7 @@ class ImportCommand(Command):
         parser.add_argument("--force", action="store_true", help="replace an earlier trace")
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.trace_store.importers import import_trace
+        from iotwin.trace_store.importers.import_trace import import_trace
 
         manifest, imported = import_trace(args.source, args.output, args.format, args.timezone, args.force)
         return Outcome(

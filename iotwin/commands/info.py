@@ -36,7 +36,7 @@ class InfoCommand(Command):
         summary = summarise(trace)
         summary["twin"] = None
         if 0 < trace.manifest.events <= _MOST_EVENTS and trace.fits_in_memory:
-            from iotwin.benchmark.fit import predict_twin
+            from iotwin.benchmark.fit.fit_trace import predict_twin
 
             summary["twin"] = predict_twin(trace)
         summary["verdict"] = quick_verdict(trace)

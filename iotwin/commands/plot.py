@@ -68,7 +68,7 @@ class PlotCommand(Command):
             return _run_curves(args)
         from iotwin.loops.trace_with_phases import open_with_phases
         from iotwin.trace_visuals.style import Origin
-        from iotwin.trace_visuals.timeline import Form, plot_timeline
+        from iotwin.trace_visuals.timeline.timeline_figure import Form, plot_timeline
 
         origin = Origin(f"iotwin {__version__}", this_command()) if args.paper else None
         form = Form(args.short, args.paper, args.legend is None, origin)
@@ -99,7 +99,7 @@ class PlotCommand(Command):
 
 def _run_steps(args: Namespace) -> Outcome:
     """Analyse instrumented runs. Raises UsageError if an option that shapes timelines is set."""
-    from iotwin.trace_visuals.steps import plot_steps
+    from iotwin.trace_visuals.steps.plot_steps import plot_steps
 
     _refuse_timeline_options(args)
     return Outcome({"kind": args.kind, **plot_steps(args.traces, args.output)})

@@ -40,8 +40,8 @@ class ReportCommand(Command):
         from iotwin.loops.answers.verdict import quick_verdict, verdict_of
         from iotwin.loops.trace_with_phases import open_with_phases
         from iotwin.trace_store.reader import Trace
-        from iotwin.trace_visuals.report import write_report
         from iotwin.trace_visuals.report.diagnosis import describe, headline
+        from iotwin.trace_visuals.report.report_page import write_report
 
         verdicts = [quick_verdict(Trace(path)) for path in args.traces]
         if args.advise is not None:

@@ -58,7 +58,7 @@ class SizeCommand(Command):
         parser.add_argument("--force", action="store_true", help="replace an earlier result in DIR")
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.size import SizeQuestion, size
+        from iotwin.loops.size.least_storage import SizeQuestion, size
         from iotwin.loops.size.search import parse_target
 
         target = parse_target(args.target)

@@ -149,7 +149,7 @@ class TraceCommand(Command):
 def _options(args: Namespace) -> "TraceOptions":
     """Return the options of the recording. Raises UsageError if a value is wrong."""
     from iotwin.trace_store.syscalls import parse_detail
-    from iotwin.tracing_tools.backends import check_name
+    from iotwin.tracing_tools.backends.choose_backend import check_name
     from iotwin.tracing_tools.recorder.session import TraceOptions
 
     check_name(args.backend)
@@ -208,7 +208,7 @@ def _merged(notes: list[str]) -> list[str]:
 
     The note on missing GPU samples is left out, since most machines have no GPU; `iotwin info` shows all notes.
     """
-    from iotwin.tracing_tools.backends import BACKEND_NAMES
+    from iotwin.tracing_tools.backends.choose_backend import BACKEND_NAMES
 
     refused = {name: text for text in notes for name in BACKEND_NAMES if text.startswith(f"no {name}: ")}
     others = [text for text in notes if text not in refused.values() and not text.startswith("no GPU")]

@@ -38,7 +38,7 @@ EXTRAS = {
 
 def checks() -> Iterator[Check]:
     """Yield every check, the most important first."""
-    from iotwin.tracing_tools.backends import unavailable_reasons
+    from iotwin.tracing_tools.backends.choose_backend import unavailable_reasons
     from iotwin.tracing_tools.probes import uncompiled_reason
     from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, reason_against
 

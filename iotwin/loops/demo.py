@@ -97,7 +97,7 @@ class _Demo:
         self._trace(name, own_job("iotwin.workloads.unet3d", "--data", data, "--output", output, *JOB))
 
     def fit(self) -> None:
-        from iotwin.benchmark.fit import fit
+        from iotwin.benchmark.fit.fit_trace import fit
         from iotwin.trace_store.reader import Trace
 
         # The twin is fitted to the rerun, and later compared with the real run, which fit has not read.
@@ -126,8 +126,8 @@ class _Demo:
     def draw(self) -> None:
         from iotwin.loops.answers.verdict import quick_verdict
         from iotwin.trace_store.reader import Trace
-        from iotwin.trace_visuals.report import write_report
-        from iotwin.trace_visuals.timeline import plot_timeline
+        from iotwin.trace_visuals.report.report_page import write_report
+        from iotwin.trace_visuals.timeline.timeline_figure import plot_timeline
 
         traces = [self._directory / f"{name}.trace" for name in ("real", "twin")]
         plot_timeline(traces, self._directory / "timeline.png")

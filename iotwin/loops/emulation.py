@@ -199,7 +199,7 @@ def make_copies(config: "Config", file: str, ranks: int) -> None:
 def _generate(config: "Config", as_dlio: bool) -> dict[str, Any]:
     """Write the workload's data set unless it exists. `as_dlio`: write it even into a folder that holds other files."""
     from iotwin.benchmark.emulator.data.folders import open_folder
-    from iotwin.benchmark.emulator.readers import file_format
+    from iotwin.benchmark.emulator.readers.open_reader import file_format
     from iotwin.loops.generation import generate_anywhere
 
     folder, _ = open_folder(config)

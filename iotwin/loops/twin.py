@@ -35,8 +35,8 @@ def make_twin(paths: Sequence[Path], directory: Path, force: bool, clock: Litera
     them, since fit has not read them. YAML, trace and similarity of the run remain in a folder.
     `clock` is that of the run.
     """
-    from iotwin.benchmark.fit import fit
     from iotwin.benchmark.fit.coverage import describe_coverage
+    from iotwin.benchmark.fit.fit_trace import fit
     from iotwin.tracesim import compare
 
     traces = [Trace(path) for path in paths]
@@ -179,7 +179,7 @@ def source_summary(trace: Trace) -> dict[str, Any]:
 
 def _backend_like(trace: Trace) -> str:
     """Return the backend that the job was traced with if it works here, else auto. Backends slow a job by different amounts."""
-    from iotwin.tracing_tools.backends import BACKEND_NAMES, unavailable_reason
+    from iotwin.tracing_tools.backends.choose_backend import BACKEND_NAMES, unavailable_reason
 
     name = trace.manifest.backend
     return name if name in BACKEND_NAMES and unavailable_reason(name) is None else "auto"

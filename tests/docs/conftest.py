@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.recording import Recording

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml import Config, Quantiles, load

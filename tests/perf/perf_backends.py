@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from tests.perf.figures import Figure, interleaved, median_ratio
 

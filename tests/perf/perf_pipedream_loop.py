@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.command_lines import own_command
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout

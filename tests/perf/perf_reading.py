@@ -20,7 +20,7 @@ from pathlib import Path
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
-from iotwin.benchmark.emulator.loaders import open_loader
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common.progress import set_quiet
 from iotwin.datagen.generate import generate

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from iotwin.loops.respond import parse_change, respond
+from iotwin.loops.respond.storage_response import parse_change, respond
 from iotwin.loops.twin import TWIN, make_twin
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.workload_yaml import dump, load

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from iotwin.loops.page_cache import evict
-from iotwin.loops.size import SizeQuestion, size
+from iotwin.loops.size.least_storage import SizeQuestion, size
 from iotwin.loops.size.search import parse_target
 from iotwin.loops.traced_run import run_traced
 from iotwin.loops.twin import make_twin

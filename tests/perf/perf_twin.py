@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.trace_store.reader import Trace

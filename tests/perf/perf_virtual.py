@@ -97,7 +97,7 @@ def _pipeline(folder: Path) -> _Twin:
 
 def _demo(folder: Path) -> _Twin:
     """Trace the job of `iotwin demo`, and return its twin."""
-    from iotwin.benchmark.fit import fit
+    from iotwin.benchmark.fit.fit_trace import fit
 
     generate(Unet3dLayout(0.3), folder / "data", size_bytes=384 << 20, seed=1)
     job = own_job("iotwin.workloads.unet3d", "--data", folder / "data", "--output", folder / "job", *JOB)

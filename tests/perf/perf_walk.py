@@ -14,7 +14,7 @@ import numpy as np
 
 from iotwin import workload_yaml as w
 from iotwin.benchmark.emulator.run import emulate
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from tests.benchmark.loader_job import LoaderJob
 from tests.conftest import ROOT
 from tests.perf.figures import Figure

@@ -10,7 +10,7 @@ import pandas as pd
 
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
-from iotwin.trace_visuals.steps import plot_steps
+from iotwin.trace_visuals.steps.plot_steps import plot_steps
 from tests.perf.figures import Figure, paired_ratio
 
 Options = dict[str, object]

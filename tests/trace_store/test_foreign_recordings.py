@@ -5,7 +5,7 @@ import json
 import pytest
 
 from iotwin.common.errors import IotwinError
-from iotwin.trace_store.importers import import_trace
+from iotwin.trace_store.importers.import_trace import import_trace
 from iotwin.trace_store.profiles import attach_profiles
 from iotwin.trace_store.reader import Trace
 from tests.synthetic import Job, write_job

@@ -13,7 +13,7 @@ import pytest
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.figures.summary import summarise
 from iotwin.trace_store.hosts.merge import merge_traces
-from iotwin.trace_store.importers import import_trace
+from iotwin.trace_store.importers.import_trace import import_trace
 from iotwin.trace_store.manifest import read_manifest, write_manifest
 from iotwin.trace_store.raw.finish import finish_trace, recover_trace
 from iotwin.trace_store.raw.recording import Recording, refuse_unusable

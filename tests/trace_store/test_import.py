@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.columns import numbers
-from iotwin.trace_store.importers import artifact_calls, import_trace, sorted_calls
+from iotwin.trace_store.importers import artifact_calls, sorted_calls
+from iotwin.trace_store.importers.import_trace import import_trace
 from iotwin.trace_store.importers.sorted_calls import Runs, calls_table, same_label, sorted_by_start
 from iotwin.trace_store.importers.text import column_blocks
 from iotwin.trace_store.reader import Trace

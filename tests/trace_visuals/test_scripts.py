@@ -8,7 +8,7 @@ import matplotlib.image
 import pytest
 
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_visuals.timeline import Form, plot_timeline
+from iotwin.trace_visuals.timeline.timeline_figure import Form, plot_timeline
 from tests.conftest import PATIENCE_S, ROOT
 from tests.synthetic import Job, write_job
 from tests.trace_store.test_import import write_artifact

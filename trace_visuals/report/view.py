@@ -25,10 +25,10 @@ from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.bins import Grid, LaneBins
 from iotwin.trace_visuals.call_columns import read_calls
 from iotwin.trace_visuals.labels import trace_labels
-from iotwin.trace_visuals.report import Verdicts, check_number, page, report_document
 from iotwin.trace_visuals.report.analysis import Analysis, Detail, analyse, with_requests
 from iotwin.trace_visuals.report.lanes import LanePlan
 from iotwin.trace_visuals.report.page_data import calls_document, lanes_document, lanes_shown
+from iotwin.trace_visuals.report.report_page import Verdicts, check_number, page, report_document
 from iotwin.trace_visuals.report.slowest_calls import EveryCall
 from iotwin.trace_visuals.windows import choose_view
 

@@ -19,7 +19,7 @@ from iotwin.common.foreign_files import decode_foreign
 from iotwin.trace_store.manifest import Manifest, read_manifest, write_manifest
 from iotwin.trace_store.raw.finish import finish_trace, recover_trace
 from iotwin.trace_store.raw.recording import is_being_recorded
-from iotwin.tracing_tools.backends import convert
+from iotwin.tracing_tools.backends.choose_backend import convert
 from iotwin.tracing_tools.recorder.unprivileged_process import answer_of, leave_root
 from iotwin.tracing_tools.targets.user import User
 

@@ -18,7 +18,7 @@ from iotwin.trace_store.raw.recording import RAW, Recording, refuse_unusable
 from iotwin.trace_store.raw.ring import RingRecording
 from iotwin.trace_store.syscalls import DEFAULT_DETAIL
 from iotwin.tracing_tools.backend_base import Backend
-from iotwin.tracing_tools.backends import choose_backend, records_at_once
+from iotwin.tracing_tools.backends.choose_backend import choose_backend, records_at_once
 from iotwin.tracing_tools.backends.preload import remove_stale_copies
 from iotwin.tracing_tools.recorder.call_costs import costs_of_calls
 from iotwin.tracing_tools.recorder.ending import RecordingEnd, Until

@@ -9,9 +9,9 @@ import numpy as np
 
 from iotwin.benchmark.emulator.data.folders import Paths, find_files
 from iotwin.benchmark.emulator.data.order import Batch
-from iotwin.benchmark.emulator.readers import file_format, make_reader, open_reader
 from iotwin.benchmark.emulator.readers.access import Buffered
 from iotwin.benchmark.emulator.readers.numpy_files import NumpyLoad
+from iotwin.benchmark.emulator.readers.open_reader import file_format, make_reader, open_reader
 from iotwin.benchmark.emulator.readers.records import Raw
 from iotwin.benchmark.emulator.readers.sample import SampleReader
 from iotwin.common.errors import IotwinError

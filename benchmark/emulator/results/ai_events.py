@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.journal import Ints, Measured
-from iotwin.benchmark.emulator.readers import file_format
+from iotwin.benchmark.emulator.readers.open_reader import file_format
 from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.common.files import open_whole
 from iotwin.workload_yaml import Config

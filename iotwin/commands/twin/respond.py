@@ -42,7 +42,7 @@ class TwinRespondCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.respond import DEFAULT_CHANGES, parse_change, respond
+        from iotwin.loops.respond.storage_response import DEFAULT_CHANGES, parse_change, respond
 
         changes = [parse_change(text) for text in args.change or DEFAULT_CHANGES]
         document = respond(args.directory, args.output, changes, args.runs, args.job, args.force)

@@ -78,7 +78,7 @@ def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bo
 
     `reruns`: traces of the same job; their step times widen what counts as noise. Raises IotwinError if there is nothing to fit.
     """
-    from iotwin.benchmark.fit import quiet_fit
+    from iotwin.benchmark.fit.fit_trace import quiet_fit
 
     fitted = quiet_fit(trace)
     view = training_view(trace, fitted)
@@ -98,7 +98,7 @@ def advise(trace: Trace, reruns: Sequence[Trace] = (), runs: int = 3, tested: bo
 
 def _noise(view: TrainingView, reruns: Sequence[Trace]) -> float:
     """Return the largest relative difference of a rerun's step time; 0 without reruns."""
-    from iotwin.benchmark.fit import quiet_fit
+    from iotwin.benchmark.fit.fit_trace import quiet_fit
 
     views = [training_view(rerun, quiet_fit(rerun)) for rerun in reruns]
     return max((abs(other.step_s / view.step_s - 1) for other in views if other is not None), default=0.0)

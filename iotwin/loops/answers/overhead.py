@@ -20,7 +20,7 @@ from iotwin.common.units import format_duration
 from iotwin.loops.experiments.run import machine
 from iotwin.trace_store.manifest import Manifest
 from iotwin.tracing_tools.backend_base import Backend, Scope
-from iotwin.tracing_tools.backends import choose_backend
+from iotwin.tracing_tools.backends.choose_backend import choose_backend
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
 from iotwin.tracing_tools.targets.command import CommandTarget
 

@@ -15,12 +15,12 @@ def draw_plots(kind: str, finished: list[dict[str, Any]], cells: Path, output: P
     draws the parts, throughputs, latencies and compute times of all cells. Raises IotwinError if a cell cannot be drawn.
     """
     if kind == "steps":
-        from iotwin.trace_visuals.steps import plot_steps
+        from iotwin.trace_visuals.steps.plot_steps import plot_steps
 
         plot_steps([cells / record["cell"] for record in finished], output / "steps")
         note(f"drew {output / 'steps'}")
         return
-    from iotwin.trace_visuals.timeline import plot_timeline
+    from iotwin.trace_visuals.timeline.timeline_figure import plot_timeline
 
     make_folder(output, below=output.parent)
     for name, records in _by_parameters(finished).items():

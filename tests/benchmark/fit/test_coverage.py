@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.coverage import coverage_of, describe_coverage
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import Made
 from tests.synthetic import Job, write_job

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit, predict_twin
+from iotwin.benchmark.fit.fit_trace import fit, predict_twin
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.benchmark.fit.traced_job import look
 from iotwin.trace_store.reader import Trace

@@ -9,7 +9,7 @@ from iotwin.benchmark.fit.inferred_phases import inferred_phases
 from iotwin.common.errors import IotwinError
 from iotwin.loops.trace_with_phases import open_with_phases
 from iotwin.trace_store import schema
-from iotwin.trace_store.importers import import_trace
+from iotwin.trace_store.importers.import_trace import import_trace
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.fit.recorded.test_recorded_batches import reading_rank
 from tests.processes import call

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.fitted import Fitted
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate

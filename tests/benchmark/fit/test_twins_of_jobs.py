@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.fit.made_jobs import (
     chunks_and_labels,

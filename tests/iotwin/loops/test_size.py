@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.loops import size as module
-from iotwin.loops.size import SizeQuestion, limited_runs, size
+from iotwin.loops.size import least_storage as module
+from iotwin.loops.size import limited_runs
+from iotwin.loops.size.least_storage import SizeQuestion, size
 from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits, _unmet_waits
 from iotwin.loops.size.search import MeasuredRun, SizeTarget, parse_target, tightest
 from iotwin.tracing_tools.targets.storage_limits import READS

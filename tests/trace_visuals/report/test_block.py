@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_visuals.report import write_report
 from iotwin.trace_visuals.report.block_requests import PhaseBytes
+from iotwin.trace_visuals.report.report_page import write_report
 from tests.synthetic import Job, write_job
 
 

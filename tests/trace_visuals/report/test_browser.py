@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from iotwin.trace_visuals import report as report_module
-from iotwin.trace_visuals.report import write_report
+from iotwin.trace_visuals.report import report_page as report_module
+from iotwin.trace_visuals.report.report_page import write_report
 from iotwin.workloads.pipedream.plan.timeline_file import write_timeline
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 from iotwin.workloads.policies.pipeline_simulator import simulate

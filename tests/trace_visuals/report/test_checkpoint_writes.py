@@ -11,10 +11,10 @@ import pytest
 from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.call_columns import read_calls
-from iotwin.trace_visuals.report import write_report
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, ReadsDuringCheckpoints
 from iotwin.trace_visuals.report.diagnosis import describe
 from iotwin.trace_visuals.report.page_data import trace_document
+from iotwin.trace_visuals.report.report_page import write_report
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 from iotwin.trace_visuals.style import CHECKPOINT_COLOURS
 from iotwin.trace_visuals.timeline.data import load_timeline

@@ -18,10 +18,11 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.hosts.make_set import make_set
 from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_visuals import report as report_module
-from iotwin.trace_visuals.report import lanes, write_report
+from iotwin.trace_visuals.report import lanes
+from iotwin.trace_visuals.report import report_page as report_module
 from iotwin.trace_visuals.report.diagnosis import describe, headline
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
+from iotwin.trace_visuals.report.report_page import write_report
 from tests.conftest import run_iotwin
 from tests.synthetic import MILLISECOND, Job, write_job
 from tests.trace_store.test_host_sets import make_hosts

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose
-from iotwin.trace_visuals.steps import plot_steps
 from iotwin.trace_visuals.steps.distributions import fit_compute_time
+from iotwin.trace_visuals.steps.plot_steps import plot_steps
 from iotwin.trace_visuals.steps.read import read_steps
 from iotwin.trace_visuals.steps.tables import predicted, regressions, settled, statistics, throughputs
 from iotwin.workload_yaml import load

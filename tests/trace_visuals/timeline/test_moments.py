@@ -10,10 +10,10 @@ import pytest
 from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.moments import KILLED, RESUMED, Moment, moments
-from iotwin.trace_visuals.report import write_report
 from iotwin.trace_visuals.report.diagnosis import describe
+from iotwin.trace_visuals.report.report_page import write_report
 from iotwin.trace_visuals.style import Origin
-from iotwin.trace_visuals.timeline import Form, plot_timeline
+from iotwin.trace_visuals.timeline.timeline_figure import Form, plot_timeline
 from tests.synthetic import MILLISECOND, Job, write_job
 
 PARTS = (("load", 100, 40), ("replay", 200, 300), ("restore", 500, 60))  # part, start and length in ms from the job's start

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.bins import Grid
-from iotwin.trace_visuals.report import write_report
 from iotwin.trace_visuals.report.page_data import trace_document
+from iotwin.trace_visuals.report.report_page import write_report
 from iotwin.trace_visuals.requests import pass_lanes, pipeline_passes
 from iotwin.trace_visuals.style import Origin
-from iotwin.trace_visuals.timeline import Form, draw, plot_timeline
 from iotwin.trace_visuals.timeline.data import load_timeline
 from iotwin.trace_visuals.timeline.passes import draw_passes, pass_rows
+from iotwin.trace_visuals.timeline.timeline_figure import Form, draw, plot_timeline
 from iotwin.trace_visuals.windows import choose_view
 from iotwin.workloads.pipedream.plan.timeline_file import write_timeline
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage

@@ -19,7 +19,8 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FLAG_DIRECT
 from iotwin.trace_store.syscalls import Kind, calls_of
 from iotwin.tracing_tools.backend_base import Scope
-from iotwin.tracing_tools.backends import BACKEND_NAMES, bcc, bpftrace, preload, unavailable_reason
+from iotwin.tracing_tools.backends import bcc, bpftrace, preload
+from iotwin.tracing_tools.backends.choose_backend import BACKEND_NAMES, unavailable_reason
 from iotwin.tracing_tools.backends.kernel_types import KernelTypes
 from iotwin.tracing_tools.backends.tracefs import with_tracefs
 from iotwin.tracing_tools.probes import BPFTRACE_EVENTS
@@ -190,7 +191,7 @@ def test_bcc_compiles_in_a_process_that_holds_tensorflow():
     """TensorFlow gives its LLVM to all who look for one, and bcc's compiler crashed in it."""
     if reason := bcc.unavailable_reason():
         pytest.skip(f"no bcc here: {reason}")
-    code = "import tensorflow\nfrom iotwin.tracing_tools.backends import unavailable_reason\nprint(unavailable_reason('bcc'))"
+    code = "import tensorflow\nfrom iotwin.tracing_tools.backends import choose_backend as c\nprint(c.unavailable_reason('bcc'))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["None"]), result.stderr
 

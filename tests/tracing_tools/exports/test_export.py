@@ -17,7 +17,7 @@ from iotwin.benchmark.emulator.results.ai_events import DlioEvents, write_pfw
 from iotwin.common.errors import IotwinError
 from iotwin.main import main
 from iotwin.trace_store import schema
-from iotwin.trace_store.importers import import_trace
+from iotwin.trace_store.importers.import_trace import import_trace
 from iotwin.trace_store.manifest import read_manifest
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.writer import write_events, write_table

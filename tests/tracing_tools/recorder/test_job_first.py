@@ -18,7 +18,7 @@ import pytest
 from iotwin.common import signals
 from iotwin.common.errors import UnfinishedTraceError
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
 from iotwin.tracing_tools.recorder import finishing, interruption
 from iotwin.tracing_tools.recorder import session as capture
 from iotwin.tracing_tools.targets.job_output import JobOutput

@@ -15,7 +15,7 @@ import pytest
 from iotwin.common.ranks import claimed_ports
 from iotwin.trace_store.manifest import read_manifest
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
 from iotwin.tracing_tools.recorder import node_launch
 from iotwin.tracing_tools.targets import node_tasks
 from tests.conftest import PATIENCE_S, ROOT, STARTED

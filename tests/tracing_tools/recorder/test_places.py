@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools import backends
+from iotwin.tracing_tools.backends import choose_backend as backends
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import one_line
 

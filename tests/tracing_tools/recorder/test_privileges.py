@@ -12,7 +12,7 @@ import pytest
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools import backends
+from iotwin.tracing_tools.backends import choose_backend as backends
 from iotwin.tracing_tools.recorder.finishing import finish_as, give, hold
 from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
 from iotwin.tracing_tools.targets.user import User

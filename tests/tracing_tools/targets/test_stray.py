@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
 from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 from tests.conftest import PATIENCE_S, run_iotwin
 from tests.processes import start, wait_for

@@ -15,7 +15,7 @@ import pytest
 from iotwin.trace_store.raw.recording import EVENTS_FILE, NAMES_FILE
 from iotwin.trace_store.raw.records import EVENT, NAME_OPENED, read_names
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.backends import unavailable_reason
+from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
 from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 from tests.conftest import PATIENCE_S, run_iotwin
 from tests.docker_engine import client, containers

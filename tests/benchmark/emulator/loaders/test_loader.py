@@ -12,8 +12,8 @@ import pytest
 
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
-from iotwin.benchmark.emulator.loaders import make_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher
+from iotwin.benchmark.emulator.loaders.open_loader import make_loader
 from iotwin.common.errors import IotwinError
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose

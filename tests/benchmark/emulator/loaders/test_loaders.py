@@ -15,8 +15,8 @@ import pytest
 
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
-from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.numbers.permutation import Permutation
 from iotwin.datagen.generate import generate
@@ -32,7 +32,7 @@ import sys
 from iotwin.workload_yaml import load
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
-from iotwin.benchmark.emulator.loaders import open_loader
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 config = load(sys.argv[1])
 samples = open_dataset(config).train
 with open_loader(config, samples) as loader:

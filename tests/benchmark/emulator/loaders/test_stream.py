@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
-from iotwin.benchmark.emulator.loaders import open_loader
 from iotwin.benchmark.emulator.loaders.base import Fetched
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 from iotwin.common.errors import IotwinError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import BertLayout, FormatLayout
@@ -28,7 +28,7 @@ import sys
 from iotwin.workload_yaml import load
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
-from iotwin.benchmark.emulator.loaders import open_loader
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 for twin in sys.argv[1:]:
     config = load(twin)
     samples = open_dataset(config).train

@@ -21,8 +21,8 @@ import pytest
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.data.dataset import SampleSet, open_dataset
-from iotwin.benchmark.emulator.readers import local_opener, make_reader
 from iotwin.benchmark.emulator.readers.access import Buffered, Direct, Mapped, scratch
+from iotwin.benchmark.emulator.readers.open_reader import local_opener, make_reader
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen.content import Content
 from iotwin.datagen.generate import generate
@@ -267,7 +267,7 @@ import numpy as np
 from iotwin.workload_yaml import Config, Dataset, Reader
 from iotwin.benchmark.emulator.data.dataset import open_dataset
 from iotwin.benchmark.emulator.data.order import training_batches
-from iotwin.benchmark.emulator.loaders import open_loader
+from iotwin.benchmark.emulator.loaders.open_loader import open_loader
 config = Config(
     dataset=Dataset(data_folder=sys.argv[1], format="bin"),
     reader=Reader(batch_size=512, read_threads=0, sample_shuffle="batches"),

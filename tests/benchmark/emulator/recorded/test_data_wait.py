@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iotwin.benchmark.emulator.recorded import run
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import Config, load
 from iotwin.workload_yaml.recording import Op, RecordedFile

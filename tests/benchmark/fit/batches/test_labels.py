@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.batches.deliveries import deliveries
 from iotwin.benchmark.fit.batches.labels import Label, _parts_of_a_sample, _parts_that_stay_together, describe_labels, label_calls
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.traced_job import look
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.fit.made_jobs import BATCH, chunks_and_labels, delivered_late, images_opened_three_times

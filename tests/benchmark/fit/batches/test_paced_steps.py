@@ -5,9 +5,9 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
-from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.batches.paced_steps import paced_steps, time_of_a_step
 from iotwin.benchmark.fit.batches.rank_steps import known_steps
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.traced_job import look
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import structure_of

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.parameters.parameters import _preprocess_s, fit_parameters
 from iotwin.benchmark.fit.passes import Pass
 from iotwin.common.errors import IotwinError

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.parameters.pipeline_stages import find_pipeline, logs_passes, ranks_by_start
 from iotwin.command_lines import own_command
 from iotwin.datagen.generate import generate

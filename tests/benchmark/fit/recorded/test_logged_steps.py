@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.batches.labels import label_calls
 from iotwin.benchmark.fit.batches.logged_steps import logged_steps
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.passes import find_passes
 from iotwin.benchmark.fit.traced_job import look
 from iotwin.trace_store.reader import Trace

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import edits_of
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.recorded.memory_budget import budgeted_step, describe_budget, rematerialized_time
 from iotwin.common.errors import UsageError
 from iotwin.common.mllog import SIMULATED_BUDGETS

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from iotwin.benchmark.fit import fit
 from iotwin.benchmark.fit.batches.repeated_regions import numbers_of_repeats
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.trace_store.reader import Trace
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Label, Op, RecordedBatches, TwinRecording

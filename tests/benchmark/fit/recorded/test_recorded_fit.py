@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from iotwin.benchmark.emulator.recorded.run import replay
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import IotwinError
 from iotwin.datagen.datasets.recorded import write_recipe
 from iotwin.datagen.layouts.recorded import RecordedLayout

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotwin.benchmark.fit import quiet_fit
+from iotwin.benchmark.fit.fit_trace import quiet_fit
 from iotwin.common.numbers.confidence import Estimate
 from iotwin.loops.answers.advise import Advice, _judge, advise
 from iotwin.loops.answers.checkpoint_times import steps_between_saves

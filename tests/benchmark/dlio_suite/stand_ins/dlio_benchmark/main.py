@@ -57,7 +57,7 @@ class _Framework:
     def init_loader(self, format, epoch, data_loader):
         from iotwin.benchmark.emulator.data.dataset import open_dataset
         from iotwin.benchmark.emulator.data.order import training_batches
-        from iotwin.benchmark.emulator.loaders import open_loader
+        from iotwin.benchmark.emulator.loaders.open_loader import open_loader
         from iotwin.workload_yaml import ConfigFolders, compose_job
 
         self._benchmark.run("++workload.workflow.train=False")

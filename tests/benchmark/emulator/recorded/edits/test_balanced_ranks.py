@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import waits_for_ranks
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
 from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, reads, recorded

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml.recording import TwinRecording, read_recording, write_recording
 from tests.benchmark.loader_job import LoaderJob

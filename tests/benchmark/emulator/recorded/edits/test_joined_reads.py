@@ -8,7 +8,7 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.workload_yaml.recording import Op, TwinRecording
 from tests.benchmark.made_trace import Made
 

@@ -9,7 +9,7 @@ import pytest
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import TwinRecorded
 from iotwin.workload_yaml.recorded_structure import structure_of

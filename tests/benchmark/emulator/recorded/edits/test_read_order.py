@@ -10,7 +10,7 @@ from iotwin.benchmark.emulator.recorded.edits.dealing import RecordedPassSamples
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.recording import Op, TwinRecording

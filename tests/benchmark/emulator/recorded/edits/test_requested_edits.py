@@ -9,7 +9,7 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, copies_folder, edits_of, replays
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops import page_cache
 from iotwin.loops.answers.what_if import ask

@@ -8,7 +8,7 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
-from iotwin.benchmark.fit import fit
+from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import load
