@@ -1,16 +1,20 @@
 """A synthetic training job with loaders, played call by call: what a trace of PyTorch's DataLoader shows of it."""
 
 import copy
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from iotwin.benchmark.fit.fit_trace import fit
+from iotwin.benchmark.fit.fitted import Fitted
 from iotwin.trace_store import schema
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.made_trace import START_NS, Made
 from tests.synthetic import MILLISECOND
 
 RANK = 1000
+_fitted: dict[str, Fitted] = {}
 
 
 @dataclass
@@ -191,6 +195,14 @@ class LoaderJob:
         for number, op in enumerate(("openat", "write", "close", "unlink")):
             flags = schema.FLAG_CREATE | schema.FLAG_WRITABLE if op == "openat" else 0
             made.call(now + number, loader, op, file, None, 4 if op == "write" else 0, tid=loader + 5000, flags=flags)
+
+
+def fit_once(job: LoaderJob) -> Fitted:
+    """Return a copy of the job's twin; a fit takes most of the time of a test that edits a twin, so each job has only one."""
+    if repr(job) not in _fitted:
+        with tempfile.TemporaryDirectory() as folder:
+            _fitted[repr(job)] = fit(job.trace(Path(folder) / "t"))
+    return copy.deepcopy(_fitted[repr(job)])
 
 
 @dataclass

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import waits_for_ranks
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
-from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
 from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, reads, recorded
-from tests.benchmark.loader_job import LoaderJob
+from tests.benchmark.loader_job import LoaderJob, fit_once
 
 ALIKE = {"ranks": 2, "files": 24, "loaders": 3}
 BALANCED = Edits(ranks=2, regrouped=True, balanced=True)
@@ -26,9 +25,9 @@ def loaders_ms(made: TwinRecording) -> float:
 
 @pytest.mark.parametrize("slow", [{"loaders": 1}, {"decode_ms": 3}, {"loaders": 1, "decode_ms": 2}])
 @pytest.mark.parametrize("batch", [1, 0.5])
-def test_balanced_ranks_do_what_those_of_a_job_with_alike_ranks_do(tmp_path, slow, batch):
-    alike = recorded(tmp_path / "alike", LoaderJob(**ALIKE))
-    planted = recorded(tmp_path / "slow", LoaderJob(**ALIKE, last_rank=slow))
+def test_balanced_ranks_do_what_those_of_a_job_with_alike_ranks_do(slow, batch):
+    alike = recorded(LoaderJob(**ALIKE))
+    planted = recorded(LoaderJob(**ALIKE, last_rank=slow))
     for rank in range(2):
         wanted = edit(alike, BALANCED._replace(balanced=False, batch=batch), rank)
         found = edit(planted, BALANCED._replace(batch=batch), rank)
@@ -38,8 +37,8 @@ def test_balanced_ranks_do_what_those_of_a_job_with_alike_ranks_do(tmp_path, slo
         assert loaders_ms(found) == pytest.approx(loaders_ms(wanted), rel=0.1)
 
 
-def test_a_rank_with_more_samples_shares_them(tmp_path):
-    before = recorded(tmp_path, LoaderJob(**ALIKE, last_rank={"files": 16}))
+def test_a_rank_with_more_samples_shares_them():
+    before = recorded(LoaderJob(**ALIKE, last_rank={"files": 16}))
     shares = [edit(before, BALANCED, rank) for rank in range(2)]
     assert abs(sum(reads(shares[0]).values()) - sum(reads(shares[1]).values())) <= 4 and count(shares[0], Op.MEET)
 
@@ -69,11 +68,11 @@ def test_a_step_of_ranks_that_meet_waits_for_the_last_one(steps, meets):
     assert not meets or not overtaken
 
 
-def test_a_recording_of_one_rank_has_nothing_to_balance(tmp_path):
-    fitted = fit(LoaderJob().trace(tmp_path / "t"))
+def test_a_recording_of_one_rank_has_nothing_to_balance():
+    fitted = fit_once(LoaderJob())
     fitted.config.twin.recorded.balanced_ranks = True
     with pytest.raises(UsageError, match="balanced_ranks: the recording has one rank"):
         edits_of(fitted.config, fitted.recording.header, 1)
-    two = fit(LoaderJob(ranks=2).trace(tmp_path / "two"))
+    two = fit_once(LoaderJob(ranks=2))
     two.config.twin.recorded.balanced_ranks = True
     assert edits_of(two.config, two.recording.header, 2) == BALANCED

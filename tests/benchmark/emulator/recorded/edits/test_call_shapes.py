@@ -154,8 +154,8 @@ def test_files_that_are_read_without_offsets_are_opened_as_before():
     assert kept_open(recording(rows, FILES)).rows == read_once(recording(rows, FILES)).rows == 9
 
 
-def test_an_edited_job_reads_the_same_bytes_by_fewer_calls(tmp_path):
-    before = recorded(tmp_path, LoaderJob(file_bytes=100_000))
+def test_an_edited_job_reads_the_same_bytes_by_fewer_calls():
+    before = recorded(LoaderJob(file_bytes=100_000))
 
     def reads(made: TwinRecording) -> tuple[int, int]:
         is_read = made.columns["op"] == Op.READ
@@ -165,8 +165,8 @@ def test_an_edited_job_reads_the_same_bytes_by_fewer_calls(tmp_path):
     assert large[1] == usual[1] and large[0] <= usual[0]
 
 
-def test_decoding_takes_a_share_of_the_time_between_the_reads_of_samples(tmp_path):
-    before = recorded(tmp_path)
+def test_decoding_takes_a_share_of_the_time_between_the_reads_of_samples():
+    before = recorded()
 
     def loaders_ms(scale: float) -> float:
         made = edit(before, Edits(decode=scale))

@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
-from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workload_yaml.recording import TwinRecording, read_recording, write_recording
-from tests.benchmark.loader_job import LoaderJob
+from tests.benchmark.loader_job import LoaderJob, fit_once
 
 TIMES = ["requested_ns", "received_ns", "delivered_ns", "taken_ns", "computed_ns"]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> TwinRecording:
-    made = fit(LoaderJob(evaluated=4, files=12).trace(tmp_path_factory.mktemp("job") / "t")).recording
+def sound() -> TwinRecording:
+    made = fit_once(LoaderJob(evaluated=4, files=12)).recording
     assert made is not None
     return made
 

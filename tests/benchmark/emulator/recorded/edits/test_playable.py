@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -83,8 +82,8 @@ EDITS = [
 
 @pytest.mark.parametrize("late_joins", [False, True])
 @pytest.mark.parametrize("job", JOBS)
-def test_every_edit_can_be_played_to_its_end(tmp_path: Path, job: str, late_joins: bool) -> None:
-    made = recorded(tmp_path, JOBS[job])
+def test_every_edit_can_be_played_to_its_end(job: str, late_joins: bool) -> None:
+    made = recorded(JOBS[job])
     assert stuck(made) == []
     if late_joins:
         made = _joins_in_the_last_step(made)
@@ -94,15 +93,15 @@ def test_every_edit_can_be_played_to_its_end(tmp_path: Path, job: str, late_join
         assert count(after, Op.START) == count(after, Op.JOIN), edits
 
 
-def test_a_naive_player_finds_a_thread_that_waits_in_vain(tmp_path: Path) -> None:
-    made = recorded(tmp_path)
+def test_a_naive_player_finds_a_thread_that_waits_in_vain() -> None:
+    made = recorded()
     rows = np.flatnonzero(made.columns["op"] == Op.PIPE_WRITE)[5:6]
     assert stuck(replace(made, columns={name: np.delete(each, rows) for name, each in made.columns.items()}))
 
 
-def test_streams_whose_samples_are_counted_but_not_seen_keep_their_batches(tmp_path: Path) -> None:
+def test_streams_whose_samples_are_counted_but_not_seen_keep_their_batches() -> None:
     """A loader knows from its messages how many samples a batch has; which calls read which one is another question."""
-    made = recorded(tmp_path, LoaderJob(shards=True, loaders=1))
+    made = recorded(LoaderJob(shards=True, loaders=1))
     assert made.header.batches is not None
     unseen = replace(made, columns={**made.columns, "sample": np.full_like(made.columns["sample"], -1)})
     usual = msgspec.structs.replace(made.header.batches, samples=[4] * len(made.header.batches.samples))

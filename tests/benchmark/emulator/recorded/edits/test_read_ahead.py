@@ -17,6 +17,7 @@ from iotwin.workload_yaml.recording import Op, TwinRecording, write_recording
 from tests.benchmark.emulator.recorded.edits.test_requested_edits import JOB as LOADED
 from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, rank_think_ms, reads, writes
 from tests.benchmark.fit.recorded.test_logged_steps import EPOCHS, FILES, STEP_MS, STEPS, read_ahead
+from tests.benchmark.loader_job import fit_once
 
 BYTES = 100_000
 
@@ -106,8 +107,8 @@ def test_parts_of_a_batch_follow_one_another_in_time(before):
     assert first == {1: begins[0] - begin_ns, 2: begins[1] - begin_ns}
 
 
-def test_a_recording_with_loaders_has_no_rows_that_threads_read_ahead(tmp_path):
-    made = fit(LOADED.trace(tmp_path / "t")).recording
+def test_a_recording_with_loaders_has_no_rows_that_threads_read_ahead():
+    made = fit_once(LOADED).recording
     assert not read_ahead_rows(made, structure_of(made.batches).ranks - 1).any()
 
 

@@ -1,7 +1,6 @@
 """Edited recordings whose samples are read in the order of files instead of shuffled."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,17 +9,16 @@ from iotwin.benchmark.emulator.recorded.edits.dealing import RecordedPassSamples
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
-from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import Config
 from iotwin.workload_yaml.recording import Op, TwinRecording
-from tests.benchmark.loader_job import LoaderJob
+from tests.benchmark.loader_job import LoaderJob, fit_once
 
 SEQUENTIAL = Edits(sequential=True)
 
 
-def recorded(folder: Path, job: LoaderJob) -> tuple[Config, TwinRecording]:
-    fitted = fit(job.trace(folder / "t"))
+def recorded(job: LoaderJob) -> tuple[Config, TwinRecording]:
+    fitted = fit_once(job)
     assert fitted.recording is not None and fitted.config.twin.recorded is not None
     return fitted.config, fitted.recording
 
@@ -33,8 +31,8 @@ def names(made: TwinRecording, epochs: int) -> list[list[str]]:
     return [found[at : at + len(found) // epochs] for at in range(0, len(found), len(found) // epochs)]
 
 
-def test_a_shuffled_job_reads_each_file_once_an_epoch_in_their_order(tmp_path):
-    config, before = recorded(tmp_path, LoaderJob(files=24, epochs=2))
+def test_a_shuffled_job_reads_each_file_once_an_epoch_in_their_order():
+    config, before = recorded(LoaderJob(files=24, epochs=2))
     shuffled = names(edit(before, Edits(loaders=0)), 2)
     config.reader.sample_shuffle = "sorted"
     config.reader.read_threads = 0
@@ -67,9 +65,9 @@ def test_evaluation_remains_in_its_order():
     assert deal(samples, SEQUENTIAL, False, 3, 0, 0, 0)[0].samples == [DealtSample(0, part) for part in range(3)]
 
 
-def test_what_cannot_be_read_in_order_is_refused_with_its_reason(tmp_path):
+def test_what_cannot_be_read_in_order_is_refused_with_its_reason():
     with pytest.raises(UsageError, match=r"reader\.sample_shuffle: loaders read on in files"):
-        edit(recorded(tmp_path, LoaderJob(shards=True))[1], SEQUENTIAL)
+        edit(recorded(LoaderJob(shards=True))[1], SEQUENTIAL)
     for shuffled, known, reason in ((False, True, "same order already"), (True, False, "which sample")):
         with pytest.raises(UsageError, match=reason):
             deal(RecordedPassSamples(np.arange(1), np.array([3]), [], shuffled, known), SEQUENTIAL, True, 3, 0, 0, 0)

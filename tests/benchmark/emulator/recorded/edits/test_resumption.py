@@ -58,8 +58,8 @@ def on_found(made: TwinRecording, op: Op) -> list[tuple[str, int]]:
         ("restore", 0, 0, 4), ("skip_reads", 0, 0, 4), ("replay_data", 0, 2, 4), ("replay_all", 6, 2, 4), ("full", 0, 2, 6),
     ],
 )  # fmt: skip
-def test_a_resumed_run_reads_what_its_mode_says_and_computes_the_rest(tmp_path, mode, read_of_first, read_before, computed):
-    before = recorded(tmp_path, JOB)
+def test_a_resumed_run_reads_what_its_mode_says_and_computes_the_rest(mode, read_of_first, read_before, computed):
+    before = recorded(JOB)
     after = edit(before, Edits(resume=TwinResume(2, 2, mode)))
     second, third = 8, 16  # each epoch is followed by its evaluation
     of_second = list(range(second + 2 - read_before, third))
@@ -79,8 +79,8 @@ def test_a_resumed_run_reads_what_its_mode_says_and_computes_the_rest(tmp_path, 
         assert of["op"][rows[:4]].tolist() == [Op.OPEN, Op.READ, Op.READ, Op.START]
 
 
-def test_an_epoch_begins_with_the_loaders_and_the_log_of_the_first(tmp_path):
-    before = recorded(tmp_path, JOB)
+def test_an_epoch_begins_with_the_loaders_and_the_log_of_the_first():
+    before = recorded(JOB)
     header = before.header
     marks = [Mark("epoch", True, 1), Mark("init", True)]
     begin = int(np.flatnonzero(before.columns["op"] == Op.START)[0])
@@ -95,9 +95,9 @@ def test_an_epoch_begins_with_the_loaders_and_the_log_of_the_first(tmp_path):
 
 
 @pytest.mark.parametrize("loaders", [1, 2, 3])
-def test_skipped_batches_are_no_loaders_turn(tmp_path, loaders):
+def test_skipped_batches_are_no_loaders_turn(loaders):
     """A loader that skips batches deals the next ones from its first worker on."""
-    after = edit(recorded(tmp_path, JOB), Edits(loaders=loaders, resume=TwinResume(2, 1)))
+    after = edit(recorded(JOB), Edits(loaders=loaders, resume=TwinResume(2, 1)))
     of = after.columns
     first = int(of["subject"][of["op"] == Op.START][0])
     thread = after.header.threads.index(first)
@@ -107,23 +107,23 @@ def test_skipped_batches_are_no_loaders_turn(tmp_path, loaders):
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(("epoch", "step", "newest", "later"), [(1, 4, 4, [8, 12]), (2, 2, 8, [12]), (2, 3, 8, [12])])
-def test_the_newest_checkpoint_within_an_epoch_is_read_and_not_written_again(tmp_path, first, epoch, step, newest, later):
+def test_the_newest_checkpoint_within_an_epoch_is_read_and_not_written_again(first, epoch, step, newest, later):
     """Whether a job saves after a step, or when it has the next batch."""
-    before = recorded(tmp_path, LoaderJob(epochs=3, save_after=4, save_first=first))
+    before = recorded(LoaderJob(epochs=3, save_after=4, save_first=first))
     after = edit(before, Edits(resume=TwinResume(epoch, step)))
     assert on_found(after, Op.READ)[-2:] == [(f"step_{newest}.pt", 200_000), (f"step_{newest}.pt", 0)]
     names = [name for name in writes(after) if name.startswith("step")]
     assert names == [f"step_{number}.pt" for number in [*later, 16]]
 
 
-def test_a_step_that_saves_before_it_computes_does_so_once(tmp_path):
+def test_a_step_that_saves_before_it_computes_does_so_once():
     jobs = [LoaderJob(save_after=4, save_first=first) for first in (False, True)]
-    think_ms = [rank_think_ms(edit(recorded(tmp_path / str(job.save_first), job), Edits(prefetch=4))) for job in jobs]
+    think_ms = [rank_think_ms(edit(recorded(job), Edits(prefetch=4))) for job in jobs]
     assert abs(think_ms[0] - think_ms[1]) < 5
 
 
-def test_a_recording_that_marks_no_checkpoints_is_refused_if_it_is_older_than_the_marks(tmp_path):
-    before = recorded(tmp_path, JOB)
+def test_a_recording_that_marks_no_checkpoints_is_refused_if_it_is_older_than_the_marks():
+    before = recorded(JOB)
     for file in before.header.files:
         file.checkpoint = False
     assert before.header.ranks == 1  # as of a job that wrote none
@@ -134,8 +134,8 @@ def test_a_recording_that_marks_no_checkpoints_is_refused_if_it_is_older_than_th
         edit(before, Edits(resume=TwinResume(1, 2)))
 
 
-def test_what_a_resumed_run_cannot_do_is_refused(tmp_path):
-    before = recorded(tmp_path, JOB)
+def test_what_a_resumed_run_cannot_do_is_refused():
+    before = recorded(JOB)
     with pytest.raises(UsageError, match=r"twin.resume.step: 7 is after the last of the 6 steps"):
         edit(before, Edits(resume=TwinResume(2, 7)))
     with pytest.raises(UsageError, match=r"had written no checkpoint by step 3 of epoch 1; resume later, or .* skip_reads"):
@@ -145,8 +145,8 @@ def test_what_a_resumed_run_cannot_do_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["restore", "replay_all"])
-def test_other_edits_apply_to_the_resumed_run(tmp_path, mode):
-    before = recorded(tmp_path, JOB)
+def test_other_edits_apply_to_the_resumed_run(mode):
+    before = recorded(JOB)
     after = edit(before, Edits(batch=2, epochs=5, resume=TwinResume(5, 1, mode)))
     epoch, held = batches_of(before, list(range(6))), batches_of(before, [6, 7])
     replayed = 4 * len(epoch) + 16 if mode == "replay_all" else 0
@@ -169,17 +169,17 @@ def test_a_resumed_twin_runs_without_a_wait_that_is_given_up(tmp_path, mode, ran
     assert summary["iotwin"]["bytes_read"] == (read + held) * JOB.file_bytes + SAVED * ranks
 
 
-def test_all_ranks_read_the_checkpoint_that_the_job_reads_and_overwrites(tmp_path):
+def test_all_ranks_read_the_checkpoint_that_the_job_reads_and_overwrites():
     """As in a recovery storm: each of them reads the same file; only the first one writes it."""
-    before = recorded(tmp_path, LoaderJob(restored_bytes=70_000))
+    before = recorded(LoaderJob(restored_bytes=70_000))
     made = [edit(before, Edits(ranks=64), rank) for rank in (0, 1, 63)]
     assert all(sum(size for _, size in on_found(each, Op.READ)) == 70_000 for each in made)
     assert [len(on_found(each, Op.WRITE)) for each in made] == [2, 0, 0]
 
 
-def test_only_one_replay_makes_and_removes_the_files_of_the_process_that_starts_the_ranks(tmp_path):
+def test_only_one_replay_makes_and_removes_the_files_of_the_process_that_starts_the_ranks():
     """All replays have that process, and share a folder: a second removal of its file would fail."""
-    before = recorded(tmp_path, LoaderJob(ranks=2))
+    before = recorded(LoaderJob(ranks=2))
     file = RecordedFile("try", written=True, made=True)
     files = [*before.header.files, file]
     calls = [row(0, op, len(files) - 1, at_ns=at, flags=CREATE, size=4) for at, op in enumerate((Op.OPEN, Op.WRITE, Op.UNLINK))]

@@ -8,13 +8,12 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, edits_of
-from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import load
 from iotwin.workload_yaml.recording import Op, TwinRecording
 from tests.benchmark.emulator.recorded.edits.test_requested_edits import count, rank_think_ms, reads, recorded, twin
-from tests.benchmark.loader_job import LoaderJob
+from tests.benchmark.loader_job import LoaderJob, fit_once
 
 SAVING: dict[str, Any] = {"save_after": 5, "epochs": 2}
 UNCHANGED = Edits(prefetch=4)  # as recorded
@@ -34,9 +33,9 @@ def threads_that_write(made: TwinRecording) -> list[int]:
     return np.unique(made.columns["thread"][made.columns["op"] == Op.WRITE]).tolist()
 
 
-def test_a_thread_in_the_background_writes_checkpoints_as_in_the_job_so_changed(tmp_path):
-    changed = edit(recorded(tmp_path / "changed", LoaderJob(**SAVING, saves_aside=True)), UNCHANGED)
-    before = recorded(tmp_path / "before", LoaderJob(**SAVING))
+def test_a_thread_in_the_background_writes_checkpoints_as_in_the_job_so_changed():
+    changed = edit(recorded(LoaderJob(**SAVING, saves_aside=True)), UNCHANGED)
+    before = recorded(LoaderJob(**SAVING))
     found = edit(before, UNCHANGED._replace(asynchronous=True))
     assert Counter(on_checkpoints(found)) == Counter(on_checkpoints(changed)) == Counter(on_checkpoints(before))
     assert reads(found) == reads(changed) == reads(before)
@@ -44,9 +43,9 @@ def test_a_thread_in_the_background_writes_checkpoints_as_in_the_job_so_changed(
     assert rank_think_ms(found) == pytest.approx(rank_think_ms(changed), rel=0.02)
 
 
-def test_the_next_checkpoint_waits_for_the_last_one(tmp_path):
+def test_the_next_checkpoint_waits_for_the_last_one():
     """Four checkpoints, of which three wait for the one before; the thread in the background waits for each order."""
-    of = edit(recorded(tmp_path, LoaderJob(**SAVING)), Edits(asynchronous=True)).columns
+    of = edit(recorded(LoaderJob(**SAVING)), Edits(asynchronous=True)).columns
     order = of["op"][(of["thread"] == 0) & np.isin(of["op"], [Op.POST, Op.WAIT])].tolist()
     assert order == [Op.POST, *[Op.WAIT, Op.POST] * 3]
     aside = of["op"][(of["thread"] == 1)].tolist()
@@ -54,8 +53,8 @@ def test_the_next_checkpoint_waits_for_the_last_one(tmp_path):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_durable_checkpoints_are_synced_as_in_the_job_so_changed(tmp_path, background):
-    usual, synced = (recorded(tmp_path / str(syncs), LoaderJob(**SAVING, syncs=syncs)) for syncs in (False, True))
+def test_durable_checkpoints_are_synced_as_in_the_job_so_changed(background):
+    usual, synced = (recorded(LoaderJob(**SAVING, syncs=syncs)) for syncs in (False, True))
     wanted, without = (edit(each, UNCHANGED._replace(asynchronous=background)) for each in (synced, usual))
     assert count(wanted, Op.SYNC) == 4 and not count(without, Op.SYNC)
     for before in (usual, synced):
@@ -65,22 +64,22 @@ def test_durable_checkpoints_are_synced_as_in_the_job_so_changed(tmp_path, backg
 
 
 @pytest.mark.parametrize("loaders", [1, 2, 4])
-def test_evaluations_have_as_many_loaders_as_in_the_job_so_changed(tmp_path, loaders):
+def test_evaluations_have_as_many_loaders_as_in_the_job_so_changed(loaders):
     job = {"loaders": 4, "files": 48, "evaluated": 32}
-    wanted = edit(recorded(tmp_path / "changed", LoaderJob(**job, held_loaders=loaders)), Edits(batch=0.5))
-    found = edit(recorded(tmp_path / "before", LoaderJob(**job, held_loaders=1)), Edits(batch=0.5, evaluation_loaders=loaders))
+    wanted = edit(recorded(LoaderJob(**job, held_loaders=loaders)), Edits(batch=0.5))
+    found = edit(recorded(LoaderJob(**job, held_loaders=1)), Edits(batch=0.5, evaluation_loaders=loaders))
     assert reads(found) == reads(wanted)
     for op in (Op.START, Op.JOIN, Op.PIPE_READ, Op.PIPE_WRITE):
         assert count(found, op) == count(wanted, op)
     assert rank_think_ms(found) == pytest.approx(rank_think_ms(wanted), rel=0.05)
 
 
-def test_what_a_job_does_not_do_cannot_be_changed(tmp_path):
-    fitted = fit(LoaderJob().trace(tmp_path / "t"))
+def test_what_a_job_does_not_do_cannot_be_changed():
+    fitted = fit_once(LoaderJob())
     fitted.config.twin.evaluation.read_threads = 2
     with pytest.raises(UsageError, match=r"twin.evaluation.read_threads: the recording shows no evaluation"):
         edits_of(fitted.config, fitted.recording.header, 1)
-    aside = recorded(tmp_path / "aside", LoaderJob(**SAVING, saves_aside=True))
+    aside = recorded(LoaderJob(**SAVING, saves_aside=True))
     with pytest.raises(UsageError, match=r"twin.checkpoint.asynchronous: no rank's main thread wrote a checkpoint"):
         edit(aside, Edits(asynchronous=True))
     for file in aside.header.files:
