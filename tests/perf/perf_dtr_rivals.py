@@ -24,7 +24,7 @@ from iotwin.workloads.dtr.live.session import Rematerialize
 from iotwin.workloads.models import build
 from tests.perf.figures import Figure
 
-_MODELS = {"resnet18": 96, "transformer": 64, "unet": 16}  # samples in a batch
+_MODELS = {"resnet18": 96, "densenet121": 32, "inception_v3": 16, "unet": 16, "transformer": 64, "gpt": 64}  # samples in a batch
 _WARM_UP, _STEPS = 2, 5
 _BUDGET = 0.5  # of torch's activation budget
 _ATEN = torch.ops.aten
