@@ -26,12 +26,16 @@ class RecordedStructure(NamedTuple):
     requested_at_once: bool  # True if all batches of an epoch were requested at its start
 
 
+def passes_of_first_rank(batches: RecordedBatches) -> list[int]:
+    """Return the indices of the training passes of the first rank."""
+    training = [index for index, each in enumerate(batches.passes) if each.training]
+    return [index for index in training if batches.passes[index].process == batches.passes[training[0]].process]
+
+
 def structure_of(batches: RecordedBatches) -> RecordedStructure:
     """Return the structure of the recorded training. Epochs and batches are those of the first rank."""
     bounds = pass_bounds(batches)
-    training = [index for index, each in enumerate(batches.passes) if each.training]
-    first = batches.passes[training[0]].process
-    own = [index for index in training if batches.passes[index].process == first]
+    own = passes_of_first_rank(batches)
     rows = np.concatenate([np.arange(bounds[index], bounds[index + 1]) for index in own])
     sizes = np.array(batches.samples, np.int64)[rows]
     known = bool((sizes > 0).any())
@@ -41,7 +45,7 @@ def structure_of(batches: RecordedBatches) -> RecordedStructure:
     depth = max(batches.passes[index].depth for index in own)  # short epochs and busy machines have fewer batches in flight
     computation = np.subtract(batches.computed_ns, batches.taken_ns)[rows]
     at_once = any(is_requested_at_once(batches.passes[index].depth, batches.passes[index].batches, workers) for index in own)
-    ranks = len({batches.passes[index].process for index in training})
+    ranks = len({each.process for each in batches.passes if each.training})
     every = np.where(sizes > 0, sizes, size) if known else np.full(len(rows), size)
     lengths = np.cumsum([batches.passes[index].batches for index in own])[:-1]
     samples = max(int(part.sum()) for part in np.split(every, lengths))  # a resumed job's first epoch is shorter

@@ -1,4 +1,4 @@
-"""How sure a fit is of its values. For counts: how many observations agree. For times: the confidence interval of the mean."""
+"""How sure a fit is of its values. For counts: how many observations agree. For times: the value's confidence interval."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.common.numbers.confidence import mean
+from iotwin.common.numbers.confidence import Estimate, mean, quantile
 from iotwin.common.units import counted
 
 
@@ -22,24 +22,32 @@ def agreement(values: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def interval(times_s: NDArray[np.float64]) -> dict[str, Any]:
+def mean_time(times_s: NDArray[np.float64]) -> dict[str, Any]:
     """Return the mean of `times_s` in order of time, its 95 % confidence interval and their number."""
-    estimate = mean(times_s)
-    if estimate is None:
+    return _time("mean", mean(times_s), len(times_s))
+
+
+def median_time(times_s: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the median of `times_s`, its 95 % confidence interval and their number."""
+    return _time("median", quantile(times_s, 0.5) if len(times_s) else None, len(times_s))
+
+
+def _time(average: str, found: Estimate | None, observations: int) -> dict[str, Any]:
+    if found is None:
         return {"value": None, "low": None, "high": None, "observations": 0}
-    bounds = {name: None if bound is None else round(bound, 6) for name, bound in estimate._asdict().items()}
-    return {**bounds, "observations": len(times_s)}
+    bounds = {name: None if bound is None else round(bound, 6) for name, bound in found._asdict().items()}
+    return {**bounds, "average": average, "observations": observations}
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """Describe an entry from `agreement` or `interval` in words."""
+    """Describe an entry of these functions in words."""
     if not entry["observations"]:
         return "unknown"
     if "agree" in entry:
         if entry["agree"] is None:
             return f"{entry['value']}, seen once"
         return f"{entry['value']}, in {entry['agree']:.0%} of {counted(entry['observations'], 'case')}"
-    if entry["low"] is None:
-        return f"{entry['value']:.6g} s, seen once"
     times = counted(entry["observations"], "time")
-    return f"{entry['value']:.4g} s in the mean ({entry['low']:.4g} to {entry['high']:.4g}, 95 %) of {times}"
+    if None in (entry["low"], entry["high"]):
+        return f"{entry['value']:.6g} s, the {entry['average']} of {times}"
+    return f"{entry['value']:.4g} s ({entry['low']:.4g} to {entry['high']:.4g}, 95 %), the {entry['average']} of {times}"

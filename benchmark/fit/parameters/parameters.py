@@ -18,7 +18,7 @@ from iotwin.benchmark.fit.batches.labels import label_calls
 from iotwin.benchmark.fit.checkpoints.cadences import find_cadence
 from iotwin.benchmark.fit.checkpoints.find_checkpoints import find_checkpoints, unnumbered
 from iotwin.benchmark.fit.checkpoints.snapshots import apart_from_snapshots
-from iotwin.benchmark.fit.confidence import agreement, interval
+from iotwin.benchmark.fit.confidence import agreement, mean_time
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
 from iotwin.benchmark.fit.parameters.checkpoint_keys import in_words, set_checkpoints, twin_checkpoint
 from iotwin.benchmark.fit.parameters.distributions import by_step, quantiles, warm_up
@@ -90,8 +90,8 @@ def fit_parameters(trace: Trace) -> Fitted:
     confidence = {
         "reader.batch_size": agreement(_sizes(training).tolist()),
         "train.steps_per_epoch": agreement(steps),
-        "train.computation_time": interval(compute_s),
-        "reader.preprocess_time": interval(preprocess_s),
+        "train.computation_time": mean_time(compute_s),
+        "reader.preprocess_time": mean_time(preprocess_s),
     }
     return Fitted(config, evidence, samples.files, confidence)
 

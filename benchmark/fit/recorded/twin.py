@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from iotwin import workload_yaml as c
 from iotwin.benchmark.fit.batches.labels import Labelled
-from iotwin.benchmark.fit.confidence import agreement, interval
+from iotwin.benchmark.fit.confidence import agreement, median_time
 from iotwin.benchmark.fit.coverage import KINDS, coverage_of
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
 from iotwin.benchmark.fit.recorded.batches import find_batches, label_rows
@@ -18,7 +18,7 @@ from iotwin.benchmark.fit.recorded.memory_budget import budgeted_step, describe_
 from iotwin.benchmark.fit.recorded.rows import ROW_COLUMNS, assemble, marks_of
 from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.units import counted, format_size
-from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, structure_of
+from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, passes_of_first_rank, structure_of
 from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, RecordedBatches, TwinRecording
 
 RECORDING = f"twin{SUFFIX}"
@@ -92,17 +92,17 @@ def _editable(structure: RecordedStructure | None, time: c.Rematerialized | None
 
 
 def _confidence(batches: RecordedBatches | None) -> dict[str, dict[str, Any]]:
-    """Return how sure the values of the training passes are, by key of the YAML."""
+    """Return how sure the values are, by key of the YAML. As there, they are those of the first rank."""
     if batches is None:
         return {}
     bounds = pass_bounds(batches)
-    training = [index for index, each in enumerate(batches.passes) if each.training]
-    rows = np.concatenate([np.arange(bounds[index], bounds[index + 1]) for index in training])
+    own = passes_of_first_rank(batches)
+    rows = np.concatenate([np.arange(bounds[index], bounds[index + 1]) for index in own])
     sizes = np.array(batches.samples, np.int64)[rows]
     return {
         "reader.batch_size": agreement(sizes[sizes > 0].tolist()),
-        "train.steps_per_epoch": agreement([batches.passes[index].batches for index in training]),
-        "train.computation_time": interval(np.subtract(batches.computed_ns, batches.taken_ns)[rows] / 1e9),
+        "train.steps_per_epoch": agreement([batches.passes[index].batches for index in own]),
+        "train.computation_time": median_time(np.subtract(batches.computed_ns, batches.taken_ns)[rows] / 1e9),
     }
 
 

@@ -118,6 +118,9 @@ def test_files_that_come_again_within_an_epoch_do_not_end_it(tmp_path, shuffle, 
     passes = fitted.recording.header.batches.passes
     assert [(each.training, each.batches) for each in passes] == [(True, steps)] * 3 * ranks
     assert (config.reader.batch_size, config.reader.read_threads, config.twin.recorded is not None) == (BATCH, 2, True)
+    sure = fitted.confidence["train.computation_time"]
+    assert (sure["value"], sure["average"]) == (config.train.computation_time, "median")
+    assert sure["low"] <= sure["value"] <= sure["high"] and sure["observations"] == 3 * steps
 
 
 def test_epochs_that_drop_their_last_samples_have_as_many_steps(tmp_path):
