@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,11 @@ from iotwin.common.errors import UsageError
 from iotwin.main import main
 from iotwin.workloads.pipedream.plan.convert import convert
 from iotwin.workloads.pipedream.plan.driver_file import Launch, commands, conf_document, read_driver
+from iotwin.workloads.pipedream.plan.graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.graph_file import write_graph
 from iotwin.workloads.pipedream.plan.report import optimize
 from tests.conftest import ROOT
-from tests.workloads.pipedream.common import DATA, options, profile
+from tests.workloads.pipedream.common import DATA, chain, options, profile
 
 DRIVERS = DATA / "drivers"
 
@@ -60,6 +62,17 @@ def test_tensors_of_stages_that_are_not_neighbours_are_handed_on():
 def test_bad_maps_of_ranks_are_refused(ranks, message):
     with pytest.raises(UsageError, match=message):
         convert(optimize(profile("vgg16"), options([4], [1e9])).partition, ranks)
+
+
+def test_replicas_exchange_their_share_of_the_gradients_twice_around_a_ring():
+    """Three replicas of a stage of 3 MB make four exchanges of 1 MB, each of which takes 1 ms and two messages at 0.5 ms."""
+    graph = replace(chain(10, 20), exchange=ExchangeCost(0.0005, 1e9))
+    graph = replace(graph, nodes=tuple(replace(node, parameter_bytes=3e6) for node in graph.nodes))
+    staged = graph.with_stages({node.id: stage for stage, node in enumerate(graph.nodes)})
+    stages = convert(staged, "0:3,1:1").plan.stages
+    assert [stage.all_reduce_s for stage in stages] == [pytest.approx(4 * graph.exchange_s(1e6)), 0.0]
+    assert graph.exchange_s(1e6) == pytest.approx(0.002)
+    assert convert(replace(staged, exchange=None), "0:3,1:1").plan.stages[0].all_reduce_s == 0.0
 
 
 @pytest.mark.parametrize(

@@ -118,11 +118,14 @@ def _plan(graph: LayerGraph, replicas: list[int]) -> PipelinePlan:
         received = crossing_bytes(graph, before) if index else 0.0
         sent = crossing_bytes(graph, until)
         backward_s = sum(node.backward_ms + node.update_ms for node in costed) / 1000
+        parameters = sum(node.parameter_bytes for node in costed)
         stages.append(Stage(
             index, tuple(range(first, first + count)),
             sum(node.forward_ms for node in costed) / 1000 + graph.exchange_s(received),
             backward_s + graph.exchange_s(sent if index + 1 < len(replicas) else 0.0), received if index else entering, sent,
-            sum(node.parameter_bytes for node in costed), sum(node.activation_bytes for node in costed),
+            parameters, sum(node.activation_bytes for node in costed),
+            # Replicas average gradients around a ring, each step of which exchanges one share of them.
+            all_reduce_s=2 * (count - 1) * graph.exchange_s(parameters / count),
             nodes=tuple(node.id for node in own), kinds=tuple(node.kind for node in own),
         ))  # fmt: skip
         first += count
