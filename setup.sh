@@ -93,13 +93,12 @@ try_apt() { # packages..., all at once, as that is faster; else each for itself,
 }
 missing=()
 for i in "${!packages[@]}"; do ${checks[i]} || missing+=("${packages[i]}"); done
-complete=
+apt=
 if [ "${#missing[@]}" -gt 0 ]; then
-    try_apt "${missing[@]}" || true
-    hash -r
-    for i in "${!packages[@]}"; do
-        ${checks[i]} || { say "could not get ${packages[i]}: ${losses[i]}"; complete=" incomplete"; }
-    done
+    # Meanwhile, pip installs: both wait for the network most of the time.
+    try_apt "${missing[@]}" &
+    apt=$!
+    makes_venvs "$python" || wait "$apt" || true
 fi
 
 # ---- Python ----
@@ -107,7 +106,7 @@ if [ ! -x .venv/bin/pip ]; then
     rm -rf .venv
     "$python" -m venv .venv >/dev/null || { say "could not make a virtual environment"; exit 1; }
 fi
-# pip compiles one module after the other; all processors do so together below.
+# pip would compile every module, of which most are never imported.
 install() { .venv/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint requirements.lock "$@"; }
 say "installing Python packages into .venv"
 extras=hdf5,containers,sql
@@ -119,8 +118,17 @@ if [ "$mode" = test ]; then
     install "$(grep '^tensorflow_cpu==' requirements.lock)" || say "could not get TensorFlow: tests of bert's training are skipped"
     install "$(grep '^mpi4py==' requirements.lock)" || say "could not get mpi4py: tests of several nodes by MPI are skipped"
 fi
-# Some packages have files of other Python versions, which do not compile.
-.venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
+complete=
+if [ "$apt" ]; then
+    wait "$apt" || true
+    hash -r
+    for i in "${!packages[@]}"; do
+        ${checks[i]} || { say "could not get ${packages[i]}: ${losses[i]}"; complete=" incomplete"; }
+    done
+fi
+# What commands import is compiled now, as their users may not write here; the rest is compiled when it is first imported.
+env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "import pandas, pyarrow.dataset, matplotlib.pyplot, h5py, duckdb, docker, torch._dynamo" \
+    >/dev/null 2>&1 || true
 .venv/bin/python -m iotwin.tracing_tools.probes >/dev/null || say "tracing falls back to strace"
 mkdir -p .setup
 echo "$current$complete" >".setup/$mode"

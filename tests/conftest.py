@@ -110,11 +110,13 @@ def _shares(module: str) -> bool:
 def pytest_configure() -> None:
     """Let Ctrl-C end what the tests start: a shell has its background jobs ignore it, and children inherit that.
 
-    Let them also keep the bytecode they compile, hundreds of processes as they are, and write lines of one length everywhere.
+    Let them and this process keep the bytecode that they compile, hundreds of processes as they are, and write lines of one
+    length everywhere.
     Let threads of OpenMP sleep instead of spin while they wait for work: where other tests use the processors, spinning takes
     most of the CPU time of a training.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["COLUMNS"] = "120"
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
