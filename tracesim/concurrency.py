@@ -8,6 +8,7 @@ from iotwin.tracesim.logbins import BINS_PER_OCTAVE, log_bin, table
 from iotwin.tracesim.phases import Occurrences
 
 LEVEL_BINS = 12 * BINS_PER_OCTAVE + 1  # bins of a histogram of concurrent calls or threads, from 1 to 4096
+_MOST_ARRAYS = 64  # of threads seen
 WINDOWS = 8  # equal time windows of a phase occurrence; threads that read in different windows are not concurrent
 
 
@@ -71,6 +72,8 @@ class Readers:
         occurrence = occurrence[used]
         window = self._occurrences.position(calls.start_ns[used], occurrence, WINDOWS)
         self._seen.append(np.unique((occurrence * WINDOWS + window) << 32 | calls.thread[used]))
+        if len(self._seen) > _MOST_ARRAYS:
+            self._seen = [np.unique(np.concatenate(self._seen))]
 
     def later(self, other: "Readers") -> None:
         """Add the values of `other`, which collected the calls that follow in the trace."""

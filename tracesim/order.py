@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from iotwin.tracesim.calls import OPEN, READ, WRITE, Calls, stable_order
 from iotwin.tracesim.logbins import table
 
+_Ids = NDArray[np.int32]  # of files
+_KIND_OF = {READ: 0, WRITE: 1}  # the kind of file whose reads or writes are visits
+
 STEPS = ("first", "sequential", "forward", "backward", "again")
 _FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
 _SLOT_BITS = 20
@@ -33,7 +36,7 @@ class OffsetSteps:
         self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # shape (occurrences, 2 * STEPS): reads, then writes
         self.bytes = np.zeros((occurrences, 2 * len(STEPS)))
         # A hash table of fixed size with the last call of each (thread, file). If another pair has overwritten the entry
-        # of a pair, the next call of the latter counts as `first`.
+        # of a pair, the next call of the latter counts as `first`, whatever the batches and stretches.
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
@@ -46,14 +49,16 @@ class OffsetSteps:
         used = np.flatnonzero((calls.group == OPEN) | ((calls.group <= WRITE) & (calls.offset >= 0)))
         if len(used) == 0:
             return
-        order = used[stable_order(calls.file[used])]
-        order = order[stable_order(calls.thread[order])]
-        step, unplaced = self._steps(calls, order)
+        key = calls.thread[used] * self._files + calls.file[used]
+        slot = _slot(key)
+        in_slots = stable_order(slot)
+        order = used[in_slots]
+        step, unplaced = self._steps(calls, order, key[in_slots], slot[in_slots])
         moving = calls.group[order] != OPEN
         rows = order[moving]
         cell = calls.group[rows] * len(STEPS) + step[moving]
         new = np.flatnonzero(unplaced[moving])
-        key = calls.thread[rows[new]] * self._files + calls.file[rows[new]]
+        key = key[in_slots][moving][new]
         slot = occurrence[rows[new]] * 2 * len(STEPS) + cell[new]
         self._unplaced.append(np.stack([key, calls.offset[rows[new]], slot, calls.moved_bytes[rows[new]]]))
         self.calls += table(occurrence[rows], cell, None, self._n, 2 * len(STEPS))
@@ -87,26 +92,27 @@ class OffsetSteps:
             entries[slot] = state[name]
             setattr(self, name, entries)
 
-    def _steps(self, calls: Calls, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return each call's index into STEPS, and True for calls without an entry in the hash table, which count as `first`.
+    def _steps(
+        self, calls: Calls, order: NDArray[np.int64], key: NDArray[np.int64], slot: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return each call's index into STEPS, and True for calls whose entry in the hash table is empty, which count as `first`.
 
-        `order` sorts the calls by thread, file and time.
+        `order` sorts the calls by `slot`, the index of their entry, and time. `key` identifies their thread and file.
         """
-        key = calls.thread[order] * self._files + calls.file[order]
         opening = calls.group[order] == OPEN
         begin = np.where(opening, -1, calls.offset[order])
         end = np.where(opening, -1, begin + calls.moved_bytes[order])
-        is_first = np.concatenate(([True], key[1:] != key[:-1]))
-        slot = _slot(key[is_first])
-        known = self._key[slot] == key[is_first]
+        is_first = np.concatenate(([True], slot[1:] != slot[:-1]))
+        slots, is_last = slot[is_first], np.concatenate((is_first[1:], [True]))
         unplaced = is_first.copy()
-        unplaced[is_first] = self._key[slot] < 0
-        before_begin, before_end = np.roll(begin, 1), np.roll(end, 1)
-        before_begin[is_first] = np.where(known, self._begin[slot], -1)
-        before_end[is_first] = np.where(known, self._end[slot], -1)
-        is_last = np.concatenate((is_first[1:], [True]))
-        self._key[slot], self._begin[slot], self._end[slot] = key[is_last], begin[is_last], end[is_last]
-        return _step(begin, before_begin, before_end), unplaced
+        unplaced[is_first] = self._key[slots] < 0
+        before = []
+        for own, values in ((self._key, key), (self._begin, begin), (self._end, end)):
+            before.append(np.roll(values, 1))
+            before[-1][is_first] = own[slots]
+            own[slots] = values[is_last]
+        known = before[0] == key
+        return _step(begin, np.where(known, before[1], -1), np.where(known, before[2], -1)), unplaced
 
 
 def _step(begin: NDArray[np.int64], before_begin: NDArray[np.int64], before_end: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -126,50 +132,60 @@ class Visits:
 
     def __init__(self, files: int) -> None:
         self._files = max(files, 1)
-        self._first = np.empty(self._files, dtype=np.int64)  # scratch
-        self._last = {READ: np.full(self._files, -1, dtype=np.int64), WRITE: np.full(self._files, -1, dtype=np.int64)}
-        self._visited: list[NDArray[np.int64]] = []  # occurrence * files + file
-        self._written: list[NDArray[np.int64]] = []
+        self._first = np.empty(self._files, dtype=np.int32)  # scratch
+        self._last = {group: np.full(self._files, -1, dtype=np.int32) for group in _KIND_OF}
+        self._current = dict.fromkeys(_KIND_OF, -1)
+        self._found: dict[int, dict[int, list[_Ids]]] = {group: {} for group in _KIND_OF}  # by occurrence, each file once
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         """Add a batch of calls. `occurrence` has the index of each call's phase occurrence."""
-        self._visited.append(self._new(READ, 0, calls, occurrence))
-        self._written.append(self._new(WRITE, 1, calls, occurrence))
+        for group, kind in _KIND_OF.items():
+            used = (calls.group == group) & (calls.kind == kind) & (calls.moved_bytes > 0)
+            self._add(group, calls.file[used].astype(np.int32), occurrence[used])
 
     def later(self, other: "Visits") -> None:
         """Add the values of `other`, which collected the calls that follow in the trace."""
-        self._visited += other._visited
-        self._written += other._written
+        for group, found in other._found.items():
+            for occurrence, files in found.items():
+                own = self._found[group].setdefault(occurrence, [])
+                if own:
+                    is_known = np.zeros(self._files, np.bool_)
+                    is_known[np.concatenate(own)] = True
+                    files = [each[~is_known[each]] for each in files]
+                own += files
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what only `add` needs. A process that receives the object combines it with others."""
-        return {"_files": self._files, "_visited": [_once(self._visited)], "_written": [_once(self._written)]}
+        found = {group: {number: [np.concatenate(own)] for number, own in of.items()} for group, of in self._found.items()}
+        return {"_files": self._files, "_found": found}
 
-    def _new(self, group: int, kind: int, calls: Calls, occurrence: NDArray[np.int64]) -> NDArray[np.int64]:
-        used = (calls.group == group) & (calls.kind == kind) & (calls.moved_bytes > 0)
-        file, occurrence = calls.file[used], occurrence[used]
+    def _add(self, group: int, file: _Ids, occurrence: NDArray[np.int64]) -> None:
         last = self._last[group]
-        found = [np.empty(0, dtype=np.int64)]
         # Calls are in order of start, so those of one occurrence are consecutive, or in a few groups if phases are nested.
         for begin, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(occurrence)) + 1), len(file)]):
-            files, current = file[begin:end], occurrence[begin:end]
-            index = np.arange(len(files))
+            if begin == end:
+                continue
+            files, current = file[begin:end], int(occurrence[begin])
+            found = self._found[group].setdefault(current, [])
+            if current != self._current[group]:
+                self._current[group] = current
+                for known in found:  # the occurrence goes on after one within it
+                    last[known] = current
+            index = np.arange(len(files), dtype=np.int32)
             self._first[files[::-1]] = index[::-1]  # of several values for one index, NumPy keeps the last
             fresh = files[(self._first[files] == index) & (last[files] != current)]
-            last[fresh] = current[:1]
-            found.append(current[:1] * self._files + fresh)
-        return np.concatenate(found)
+            last[fresh] = current
+            found.append(fresh)
 
-    def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
+    def of_each(self, occurrences: int) -> list[_Ids]:
         """Return, for each phase occurrence, the file_ids that it reads, in order of first read."""
-        visited = _once(self._visited)
-        visited = visited[np.argsort(visited // self._files, kind="stable")]
-        cuts = np.searchsorted(visited // self._files, np.arange(1, occurrences))
-        return [part % self._files for part in np.split(visited, cuts)]
+        found = self._found[READ]
+        return [np.concatenate([np.empty(0, np.int32), *found.get(occurrence, ())]) for occurrence in range(occurrences)]
 
     def written_files(self, occurrences: int) -> NDArray[np.float64]:
         """Return the number of files that each phase occurrence writes, shape (occurrences,)."""
-        return np.bincount(_once(self._written) // self._files, minlength=occurrences).astype(float)
+        found = self._found[WRITE]
+        return np.array([sum(map(len, found.get(occurrence, ()))) for occurrence in range(occurrences)], np.float64)
 
 
 class FileParts:
@@ -179,7 +195,7 @@ class FileParts:
         """Divide the large files. `size_bytes[file_id]` is the size of a data-set file, 0 for other files."""
         large = np.flatnonzero(size_bytes >= _FEWEST_BYTES)
         self._large = large if np.count_nonzero(size_bytes) <= _MOST_FILES else large[:0]
-        self._size_bytes = size_bytes
+        self._size_bytes = size_bytes[self._large]
         self._visits = Visits(len(self._large) * PARTS)
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
@@ -188,22 +204,17 @@ class FileParts:
         if not len(used):
             return
         own = calls.where(used)
-        part = np.minimum(own.offset * PARTS // self._size_bytes[own.file], PARTS - 1)
-        self._visits.add(replace(own, file=np.searchsorted(self._large, own.file) * PARTS + part), occurrence[used])
+        index = np.searchsorted(self._large, own.file)
+        part = np.minimum(own.offset * PARTS // self._size_bytes[index], PARTS - 1)
+        self._visits.add(replace(own, file=index * PARTS + part), occurrence[used])
 
     def later(self, other: "FileParts") -> None:
         """Add the values of `other`, which collected the calls that follow in the trace."""
         self._visits.later(other._visits)
 
-    def of_each(self, occurrences: int) -> list[NDArray[np.int64]]:
+    def of_each(self, occurrences: int) -> list[_Ids]:
         """Return, for each phase occurrence, the parts that it reads as file * PARTS + part, in order of first read."""
         return self._visits.of_each(occurrences)
-
-
-def _once(found: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the distinct numbers in the arrays `found`, in order of first appearance."""
-    together = np.concatenate([np.empty(0, dtype=np.int64), *found])
-    return together[np.sort(np.unique(together, return_index=True)[1])]
 
 
 @dataclass(frozen=True)
@@ -228,10 +239,10 @@ class Order:
 
 
 def order_of(
-    visits: Sequence[NDArray[np.int64]],
+    visits: Sequence[_Ids],
     phase: NDArray[np.int64],
-    name_rank: NDArray[np.int64],
-    visited_parts: Sequence[NDArray[np.int64]] = (),
+    name_rank: NDArray[np.int64] | NDArray[np.int32],
+    visited_parts: Sequence[_Ids] = (),
     parts: int = 1,
 ) -> Order:
     """Return the statistics of file order. `visits` holds the file_ids that each phase occurrence reads, in order of first
@@ -246,7 +257,7 @@ def order_of(
         found = [_scatter(own) for own in each if len(own) >= _FEWEST_FILES]
         if found:
             result[4:, index] = np.mean(found, axis=0) / (1, len(found))
-    before: dict[int, NDArray[np.int64]] = {}
+    before: dict[int, _Ids] = {}
     for index, files in enumerate(visits):
         if len(files) >= _FEWEST_FILES:
             result[:2, index] = _scatter(name_rank[files])
@@ -256,7 +267,7 @@ def order_of(
     return Order(*result)
 
 
-def _scatter(rank: NDArray[np.int64]) -> tuple[float, float]:
+def _scatter(rank: NDArray[np.int64] | NDArray[np.int32]) -> tuple[float, float]:
     n = len(rank)
     position = np.empty(n)
     position[np.argsort(rank)] = np.arange(n)
@@ -266,7 +277,7 @@ def _scatter(rank: NDArray[np.int64]) -> tuple[float, float]:
     return min((float(np.abs(np.diff(position)).mean()) - 1) / scale, 1.0), variance
 
 
-def _drift(files: NDArray[np.int64], before: NDArray[np.int64]) -> tuple[float, float]:
+def _drift(files: _Ids, before: _Ids) -> tuple[float, float]:
     common, here, there = np.intersect1d(files, before, assume_unique=True, return_indices=True)
     n = len(common)
     if n < _FEWEST_FILES:

@@ -8,6 +8,7 @@ from iotwin.tracesim.logbins import BINS, log_bin, table
 
 SHORTEST_PAUSE_NS = 1_000_000  # ns; in shorter gaps between reads, a thread is assumed to process what it read, not to wait
 _NOT_KNOWN = -2  # stands for the pause before a thread's first call in a stretch, which only the previous stretch shows
+_MOST_ARRAYS = 64  # of runs
 _BURST_SHARE = 0.25  # a burst of reads ends with a pause of at least this share of the phase's typical pause
 
 
@@ -54,8 +55,8 @@ class ReadRhythm:
         self._phase = phase
         self._end = np.empty(0, dtype=np.int64)  # end of the last call of each thread
         self._occurrence = np.empty(0, dtype=np.int64)  # phase occurrence of the last call of each thread, -1 if there was none
+        self._first = np.empty(0, dtype=np.int64)  # start of the first run of each thread, whose pause is _NOT_KNOWN
         self._runs: list[NDArray[np.int64]] = []  # rows: thread, occurrence, pause_ns (-1: none, _NOT_KNOWN), bytes
-        self._firsts: list[NDArray[np.int64]] = []  # starts of the runs whose pause is _NOT_KNOWN, in order
         self.busy_ns = np.zeros(self._n)  # time in calls and in gaps shorter than a pause, summed over threads
 
     def add(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
@@ -76,10 +77,8 @@ class ReadRhythm:
         self._occurrence[calls.thread[is_last]] = occurrence[is_last]
         pause = np.where(before_occurrence == occurrence, np.maximum(calls.start_ns - before_end, 0), -1)
         pause[before_occurrence < 0] = _NOT_KNOWN
-        self._firsts.append(calls.start_ns[before_occurrence < 0])
-        begin = np.flatnonzero(is_first | (pause < 0) | (pause >= SHORTEST_PAUSE_NS))
-        moved = np.add.reduceat(calls.moved_bytes, begin)
-        self._runs.append(np.stack([calls.thread[begin], occurrence[begin], pause[begin], moved]))
+        self._first[calls.thread[before_occurrence < 0]] = calls.start_ns[before_occurrence < 0]
+        self._append(np.stack([calls.thread, occurrence, pause, calls.moved_bytes]))
         busy = calls.duration_ns + np.where(pause < SHORTEST_PAUSE_NS, np.maximum(pause, 0), 0)
         self.busy_ns += np.bincount(occurrence, weights=busy, minlength=self._n)
 
@@ -88,20 +87,27 @@ class ReadRhythm:
         self._grow(len(other._end))
         other._grow(len(self._end))
         runs = np.concatenate([np.empty((4, 0), dtype=np.int64), *other._runs], axis=1)
-        start = np.concatenate([np.empty(0, dtype=np.int64), *other._firsts])
         first = np.flatnonzero(runs[2] == _NOT_KNOWN)
         thread, occurrence = runs[:2, first]
+        start = other._first[thread]
         known, same = self._occurrence[thread] >= 0, self._occurrence[thread] == occurrence
         runs[2, first] = np.select([same, known], [np.maximum(start - self._end[thread], 0), -1], _NOT_KNOWN)
         short = same & (runs[2, first] < SHORTEST_PAUSE_NS)
         self.busy_ns += other.busy_ns + np.bincount(occurrence[short], runs[2, first][short], self._n)
-        self._runs.append(runs)
-        self._firsts.append(start[~known])
+        self._append(runs)
+        self._first[thread[~known]] = start[~known]
         np.copyto(self._end, other._end, where=other._occurrence >= 0)
         np.copyto(self._occurrence, other._occurrence, where=other._occurrence >= 0)
 
+    def _append(self, runs: NDArray[np.int64]) -> None:
+        """Append `runs`, and join those between which a thread does not pause, so that memory grows with pauses alone."""
+        self._runs.append(_joined_runs([runs]))
+        if len(self._runs) > _MOST_ARRAYS:
+            self._runs = [_joined_runs(self._runs)]
+
     def _grow(self, threads: int) -> None:
         missing = max(threads - len(self._end), 0)
+        self._first = np.concatenate((self._first, np.zeros(missing, dtype=np.int64)))
         self._end = np.concatenate((self._end, np.zeros(missing, dtype=np.int64)))
         self._occurrence = np.concatenate((self._occurrence, np.full(missing, -1, dtype=np.int64)))
 
@@ -111,18 +117,29 @@ class ReadRhythm:
 
         Both have the shape (occurrences, BINS). A burst is what a thread reads between two long pauses.
         """
-        runs = np.concatenate(self._runs, axis=1) if self._runs else np.empty((4, 0), dtype=np.int64)
-        thread, occurrence, pause, moved = runs[:, np.argsort(runs[0], kind="stable")]
+        thread, occurrence, pause, moved = _joined_runs(self._runs)
         paused = pause >= SHORTEST_PAUSE_NS
         pauses = table(occurrence[paused], log_bin(pause[paused]), pause[paused], self._n, BINS)
         phase = self._phase[occurrence]
         limit = np.zeros(len(pause), dtype=np.int64)
         for each in np.unique(phase):
             limit[phase == each] = _burst_limit(pause[paused & (phase == each)])
-        changes = np.concatenate(([True], thread[1:] != thread[:-1]))[: len(thread)]
-        begin = np.flatnonzero(changes | (pause < 0) | (pause >= limit))
-        burst = np.add.reduceat(moved, begin) if len(begin) else moved
-        return pauses, table(occurrence[begin], log_bin(burst), burst, self._n, BINS)
+        _, occurrence, _, burst = _joined(np.stack([thread, occurrence, pause, moved]), limit)
+        return pauses, table(occurrence, log_bin(burst), burst, self._n, BINS)
+
+
+def _joined_runs(runs: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return all `runs` in order of thread and time, joined where the thread does not pause between two."""
+    whole = np.concatenate([np.empty((4, 0), dtype=np.int64), *runs], axis=1)
+    return _joined(whole[:, stable_order(whole[0])], SHORTEST_PAUSE_NS)
+
+
+def _joined(runs: NDArray[np.int64], limit_ns: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Join neighbouring `runs` of a thread, which are sorted by thread, where the pause is shorter than `limit_ns`."""
+    thread, _, pause, moved = runs
+    changes = np.concatenate(([True], thread[1:] != thread[:-1]))[: len(thread)]
+    begin = np.flatnonzero(changes | (pause < 0) | (pause >= limit_ns))
+    return np.concatenate((runs[:3, begin], [np.add.reduceat(moved, begin) if len(begin) else moved]))
 
 
 def _burst_limit(pause: NDArray[np.int64]) -> int:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iotwin.tracesim import order
 from iotwin.tracesim.call_sums import CallSums
 from iotwin.tracesim.calls import CLOSE, OPEN, READ, WRITE, Calls
 from iotwin.tracesim.concurrency import LEVEL_BINS, InFlight, Readers
@@ -92,6 +93,19 @@ def test_steps(drawn, cut):
     for steps in one_and_merged(lambda: OffsetSteps(3, 6), calls, cut):
         assert (steps.calls.reshape(counted.shape) == counted).all()
         assert steps.bytes.sum() == calls.moved_bytes[calls.offset >= 0].sum()
+
+
+@settings(max_examples=60)
+@given(st.lists(call, min_size=1, max_size=40), st.integers(0, 40))
+def test_steps_are_equal_for_any_batches_where_threads_and_files_share_entries(drawn, cut):
+    calls = build(drawn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "_SLOT_BITS", 1)
+        one_by_one = OffsetSteps(3, 6)
+        for at in range(len(calls.start_ns)):
+            feed(one_by_one, calls.where(np.array([at])), 0)
+        for steps in one_and_merged(lambda: OffsetSteps(3, 6), calls, cut):
+            assert (steps.calls == one_by_one.calls).all() and (steps.bytes == one_by_one.bytes).all()
 
 
 @settings(max_examples=60)
@@ -197,6 +211,19 @@ def test_visits_and_readers(drawn, cut):
         assert visits.written_files(3).tolist() == [0, len(written[1]), len(written[2])]
     for readers in one_and_merged(lambda: Readers(two_occurrences()), calls, cut):
         assert readers.counts()[0].tolist() == [0, len(threads[1]), len(threads[2])]
+
+
+def test_a_file_is_visited_once_by_an_occurrence_that_goes_on_after_one_within_it():
+    files, occurrence = np.array([1, 2, 3, 1, 4, 3]), np.array([1, 1, 2, 1, 1, 2])
+    zeros = np.zeros(len(files), np.int64)
+    calls = Calls(np.arange(len(files)), zeros, zeros + READ, zeros, zeros, files, zeros, zeros + 1)
+    for cut in range(len(files)):
+        visits, later = Visits(6), Visits(6)
+        for each, part in ((visits, np.arange(cut)), (later, np.arange(cut, len(files)))):
+            each.add(calls.where(part), occurrence[part])
+        visits.later(later)
+        for each in (visits, pickle.loads(pickle.dumps(visits))):
+            assert [part.tolist() for part in each.of_each(3)] == [[], [1, 2, 4], [3]]
 
 
 def test_order_statistics_of_a_perfect_and_of_random_orders():
