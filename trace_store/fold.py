@@ -33,12 +33,18 @@ _MOST_STRETCHES = 16  # of a trace, so that the summaries of a large trace fit i
 class EventDecoder:
     """What the batches of one trace share: the kind of each file, and the names of the operations seen so far."""
 
-    def __init__(self, kinds: Iterable[str], ops: list[str] | None = None) -> None:
+    def __init__(self, kinds: pa.DictionaryArray, ops: list[str] | None = None) -> None:
         """`kinds`: the kind of each file, by file id. `ops`: names to which those of further operations are added."""
+        code = np.array([FILE_KINDS.index(kind) for kind in kinds.dictionary.to_pylist()], np.int8)
         # The last entry is for calls without a file, whose id is -1.
-        self.kind_of_file = np.array([*map({kind: index for index, kind in enumerate(FILE_KINDS)}.get, kinds), -1], np.int64)
+        self.kind_of_file = np.append(code[integers(kinds.indices)], np.int8(-1))
         self.files = len(self.kind_of_file) - 1
         self.ops: list[str] = [] if ops is None else ops
+
+    @classmethod
+    def of(cls, trace: Trace, ops: list[str] | None = None) -> Self:
+        """Return a decoder of the events of `trace`."""
+        return cls(trace.table("files", ["kind"])["kind"].combine_chunks(), ops)
 
     def op_codes(self, labels: pa.DictionaryArray | pa.ChunkedArray) -> Ints:
         """Return the index in `ops` of each of `labels`, shape (n,)."""
@@ -93,7 +99,7 @@ class Events:
     @cached_property
     def kind(self) -> Ints:
         """The index in FILE_KINDS of the kind of each event's file; -1 if it has none."""
-        return self.decoder.kind_of_file[self.file_id]
+        return self.decoder.kind_of_file[self.file_id].astype(np.int64)
 
     @cached_property
     def failed(self) -> Ints:
@@ -126,8 +132,7 @@ class TraceStretch:
     @cached_property
     def decoder(self) -> EventDecoder:
         """The decoder of all batches of the stretch."""
-        labels = self.trace.table("files", ["kind"])["kind"].combine_chunks()
-        return EventDecoder(np.array(labels.dictionary.to_pylist(), object)[integers(labels.indices)])
+        return EventDecoder.of(self.trace)
 
     @cached_property
     def begin_ns(self) -> int:
@@ -188,7 +193,7 @@ def fold(
 
     `each` folds the stretches of the trace, concurrently if it has several workers; then `make` must be picklable.
     """
-    return fold_all([trace], [make], each, where)[0]
+    return next(fold_all([trace], [make], each, where))
 
 
 def fold_all(
@@ -197,23 +202,27 @@ def fold_all(
     each: Workers = in_this_process,
     where: Expression | None = None,
     advance: Advance | None = None,
-) -> list[Found]:
-    """Return the result of `fold` for each of `traces`, whose stretches `each` folds concurrently.
+) -> Iterator[Found]:
+    """Yield the result of `fold` for each of `traces`, whose stretches `each` folds concurrently.
 
     `makes` has the `make` for each of `traces`. `advance` receives the number of events of each folded stretch.
     """
     rows = [trace.part_rows for trace in traces]
     cut = [stretches(own) for own in rows]
     tasks = [(trace, parts, make, where) for trace, own, make in zip(traces, cut, makes, strict=True) for parts in own]
-    found, whole = each(_folded, tasks), []
+    found = iter(each(_folded, tasks))
     for own, counts in zip(cut, rows, strict=True):
-        for parts, this in zip(own, found, strict=False):
-            if parts is own[0]:
-                whole.append(this)
-            else:
-                whole[-1].later(this)
-            if advance is not None:
-                advance(sum(counts[part] for part in parts))
+        yield _combined(found, [sum(counts[part] for part in parts) for parts in own], advance)
+
+
+def _combined(found: Iterator[Found], events: Sequence[int], advance: Advance | None) -> Found:
+    """Return the next summaries of `found` as one. `events` has the number of events of each."""
+    whole = next(found)
+    for index, count in enumerate(events):
+        if index:
+            whole.later(next(found))  # without a name, so that it is freed before the next is made
+        if advance is not None:
+            advance(count)
     return whole
 
 

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow.compute import Expression
 
 from iotwin.common.processes.memory import memory_limit, rows_of_batch
@@ -15,6 +17,7 @@ from iotwin.trace_store.hosts.set_tables import SetTables, open_set
 from iotwin.trace_store.manifest import MANIFEST_NAME, SET_NAME, Manifest
 from iotwin.trace_store.trace_tables import SAMPLES, TraceTables
 
+_FILE_BYTES, _HOST_BYTES = 200, 3 << 20  # memory of a fold for each file, and for each host of a set
 EVENT_BYTES = 450  # most memory for each event in work that holds all events at once, such as a fit
 
 
@@ -47,6 +50,11 @@ class Trace:
     def fits_in_memory(self) -> bool:
         """True if work that holds all events at once, such as a fit, stays within the memory limit."""
         return self.manifest.events * EVENT_BYTES <= memory_limit()
+
+    @property
+    def held_bytes(self) -> int:
+        """The most memory of a fold that grows with files and hosts."""
+        return self._tables.number_of_files * _FILE_BYTES + len(self.manifest.hosts) * _HOST_BYTES
 
     @property
     def part_rows(self) -> list[int]:
@@ -126,6 +134,11 @@ class Trace:
         expected = schema.TABLES[name]
         found = self._tables.rows(name, expected, columns)
         return expected.empty_table().select(columns or expected.names) if found is None else found
+
+    def paths(self, file_ids: NDArray[np.int64]) -> list[str]:
+        """Return the paths of files. Only these become Python objects, which takes far less memory than `files`."""
+        paths: list[str] = self.table("files", ["path"])["path"].take(pa.array(file_ids)).to_pylist()
+        return paths
 
     def _optional(self, name: str, expected: pa.Schema) -> pd.DataFrame | None:
         found = self._tables.rows(name, expected)

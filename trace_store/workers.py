@@ -40,10 +40,11 @@ def in_this_process(function: Callable[[Item], Result], items: Sequence[Item], /
     return map(function, items)
 
 
-def _in_worker(share_bytes: int | None, function: Callable[[Item], Result], item: Item) -> tuple[bytes, int]:
+def _in_worker(share_bytes: int | None, function: Callable[[Item], Result], item: Item) -> list[tuple[bytes, int]]:
     """Return function(item) as `_unpacked` reads it. This process may take `share_bytes` for it, by default half of what is free.
 
-    Compressed, summaries take a fifth to a fiftieth of the bytes, since most of their numbers are small or 0.
+    Compressed, summaries take a fifth to a fiftieth of the bytes, since most of their numbers are small or 0. Each array is
+    compressed by itself, so that no other copy of a large summary is made.
     """
     limit_memory(share_bytes)
     # Dask starts workers with a threshold for which the C library maps each array anew: that doubles the CPU time of a fold.
@@ -51,12 +52,18 @@ def _in_worker(share_bytes: int | None, function: Callable[[Item], Result], item
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, 64 << 20)
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-    content = pickle.dumps(function(item), pickle.HIGHEST_PROTOCOL)
+    arrays: list[tuple[bytes, int]] = []
+    content = pickle.dumps(function(item), 5, buffer_callback=lambda array: arrays.append(_packed(array.raw())))
+    return [_packed(content), *arrays]
+
+
+def _packed(content: bytes | memoryview) -> tuple[bytes, int]:
     return pa.compress(content, _CODEC, asbytes=True), len(content)
 
 
-def _unpacked(packed: tuple[bytes, int]) -> Any:
-    return pickle.loads(pa.decompress(*packed, _CODEC))  # noqa: S301 - from our own workers
+def _unpacked(packed: list[tuple[bytes, int]]) -> Any:
+    content, *arrays = (pa.decompress(*each, _CODEC) for each in packed)
+    return pickle.loads(content, buffers=arrays)  # noqa: S301 - from our own workers
 
 
 @contextmanager
@@ -81,7 +88,8 @@ def workers(address: str | None, traces: Sequence[Trace], worth_processes: float
     this machine, the memory limit bounds their number. Workers on other machines must find the traces at the same paths. Raises
     IotwinError if Dask is not installed or no scheduler answers.
     """
-    number, share = workers_within_limit(len(os.sched_getaffinity(0)))
+    held_bytes = max((trace.held_bytes for trace in traces), default=0)
+    number, share = workers_within_limit(len(os.sched_getaffinity(0)), held_bytes)
     if address is None:
         alone = sum(trace.manifest.events for trace in traces) < worth_processes or number == 1
         with nullcontext(in_this_process) if alone else _processes(number, share) as each:

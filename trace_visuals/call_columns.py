@@ -70,7 +70,7 @@ def calls_of(events: Events, ops: list[str] | None = None) -> CallColumns:
 
 def read_calls(trace: Trace, ops: list[str], where: pc.Expression) -> Iterator[CallColumns]:
     """Yield the calls for which `where` is true. `ops`: names of operations, to which those of further operations are added."""
-    decoder = EventDecoder(trace.files()["kind"].tolist(), ops)
+    decoder = EventDecoder.of(trace, ops)
     return (calls_of(Events(batch, decoder)) for batch in trace.events(COLUMNS, where) if batch.num_rows)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.trace_store.columns import add_at
 from iotwin.tracesim.calls import FILE_KINDS, GROUPS, WRITE, Calls
 from iotwin.tracesim.logbins import BINS, log_bin, table
 from iotwin.tracesim.phases import Occurrences
@@ -16,7 +17,7 @@ class CallSums:
 
     def __init__(self, occurrences: Occurrences, files: int) -> None:
         n = occurrences.number
-        self._occurrences, self._n, self._files = occurrences, n, files
+        self._occurrences, self._n = occurrences, n
         self.calls = np.zeros((n, _KINDS * _GROUPS))
         self.bytes = np.zeros((n, _KINDS * _GROUPS))
         self.size_calls = np.zeros((n, _KINDS * 2 * BINS))  # by file kind, read or write, size
@@ -38,11 +39,10 @@ class CallSums:
 
     def later(self, other: "CallSums") -> None:
         """Add the values of `other`, which collected the calls that follow in the trace."""
-        extent = np.maximum(self.file_extent_bytes, other.file_extent_bytes)
         for name, sums in vars(self).items():
             if isinstance(sums, np.ndarray):
-                setattr(self, name, sums + getattr(other, name))
-        self.file_extent_bytes = extent
+                how = np.maximum if sums is self.file_extent_bytes else np.add
+                how(sums, getattr(other, name), out=sums)
 
     def _add_moving(self, calls: Calls, occurrence: NDArray[np.int64]) -> None:
         moved = calls.moved_bytes
@@ -53,6 +53,6 @@ class CallSums:
         position = self._occurrences.position(calls.start_ns, occurrence, ACTIVITY_BINS)
         self.activity += table(occurrence, position, moved, self._n, ACTIVITY_BINS)
         writing = calls.group == WRITE
-        self.file_read_bytes += np.bincount(calls.file, weights=np.where(writing, 0, moved), minlength=self._files)
-        self.file_written_bytes += np.bincount(calls.file, weights=np.where(writing, moved, 0), minlength=self._files)
+        for sums, chosen in ((self.file_read_bytes, ~writing), (self.file_written_bytes, writing)):
+            add_at(sums, calls.file[chosen], moved[chosen])
         np.maximum.at(self.file_extent_bytes, calls.file, calls.offset + moved)

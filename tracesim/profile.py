@@ -1,18 +1,18 @@
 """Collects from each trace a profile: all values that a comparison needs. It reads the calls once, in bounded memory."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
-from iotwin.trace_store.fold import Combined, Events, TraceStretch, fold_all
+from iotwin.trace_store.fold import Combined, EventDecoder, Events, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers
 from iotwin.tracesim.block import BLOCK_OPS, block_bytes
@@ -30,7 +30,7 @@ from iotwin.tracesim.steps_and_waits import StepTimes
 Floats = NDArray[np.float64]
 REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; bin 0 is for files of which a millionth is read
 _NEVER = np.iinfo(np.int64).max
-_NUMBER = re.compile("0*([0-9]+)")
+_MOST_DIGITS = 255  # of a number in a path: the longest name that file systems permit
 
 
 @dataclass(frozen=True)
@@ -187,21 +187,20 @@ def profiles_of(
     `by_phase` False profiles each run as a single phase. `each` maps a function over stretches, possibly in other processes.
     Raises IotwinError if a trace has no call on a data-set or checkpoint file.
     """
-    extents = fold_all(traces, [partial(_Extent, by_phase)] * len(traces), each)
+    extents = list(fold_all(traces, [partial(_Extent, by_phase)] * len(traces), each))
     whens = [
         occurrences(phases_of(trace.phases())) if by_phase else whole_run(extent.begin_ns % _NEVER, extent.end_ns)
         for trace, extent in zip(traces, extents, strict=True)
     ]
     makes = [
-        partial(_Collectors, when, CallSelection(extent.threads, groups), _data_bytes(trace.files()))
+        partial(_Collectors, when, CallSelection(extent.threads, groups), np.where(_is_data(trace), _size_bytes(trace), 0))
         for trace, extent, when in zip(traces, extents, whens, strict=True)
     ]
-    found = fold_all(traces, makes, each, advance=advance)
-    return [_profile(trace, when, own) for trace, when, own in zip(traces, whens, found, strict=True)]
+    return list(map(_profile, traces, whens, fold_all(traces, makes, each, advance=advance)))  # one collector at a time
 
 
 def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfile:
-    n, files, tallies = when.number, trace.files(), found.tallies
+    n, tallies = when.number, found.tallies
     found.in_flight.finish()
     if not tallies.calls.any():
         kinds = " or ".join(FILE_KINDS)
@@ -220,38 +219,45 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfil
         typical_step_ns=step_times.typical_step_ns,
         step_ns=step_times.step_ns, wait_ns=step_times.wait_ns,
     )  # fmt: skip
-    order = order_of(found.visits.of_each(n), when.phase, _name_ranks(files), found.parts.of_each(n), PARTS)
-    sizes, rereads = _file_figures(files, tallies)
+    ranks = _name_ranks(trace.table("files", ["path"])["path"], np.flatnonzero(_is_data(trace)))
+    order = order_of(found.visits.of_each(n), when.phase, ranks, found.parts.of_each(n), PARTS)
+    sizes, rereads = _file_figures(trace, tallies)
     saving = found.saving
     saves = (saving.between_reads(), saving.rate_during(), saving.at_once(), float(saving.removed_files))
     return TraceProfile(str(trace.path), when, each, order, sizes, rereads, *saves, tallies.latency)
 
 
-def _data_bytes(files: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the size in bytes of each data-set file by file_id; 0 for other files and unknown sizes."""
-    size = np.where(files["kind"] == FILE_KINDS[0], files["size_bytes"].fillna(0), 0)
-    return size.astype(np.int64)
+def _is_data(trace: Trace) -> NDArray[np.bool_]:
+    """Return True for each data-set file, by file_id."""
+    is_data: NDArray[np.bool_] = EventDecoder.of(trace).kind_of_file[:-1] == 0
+    return is_data
 
 
-def _name_ranks(files: pd.DataFrame) -> NDArray[np.int64]:
-    """Return each data-set file's rank in order of path, by file_id. Digits in paths compare as numbers: 9 precedes 10."""
-    data = np.flatnonzero((files["kind"] == FILE_KINDS[0]).to_numpy())
-    # Each number gets its length in front, which sorts as numbers do. Lists of parts would take four times the memory.
-    keys = [_NUMBER.sub(lambda found: f"\0{len(found[1]):03}{found[1]}", str(path)) for path in files["path"].iloc[data]]
-    ranks = np.zeros(len(files), dtype=np.int64)
-    for rank, position in enumerate(sorted(range(len(data)), key=keys.__getitem__)):
-        ranks[data[position]] = rank
+def _size_bytes(trace: Trace) -> NDArray[np.int64]:
+    """Return the size in bytes of each file, by file_id; 0 if it is unknown."""
+    return integers(trace.table("files", ["size_bytes"])["size_bytes"])
+
+
+def _name_ranks(paths: pa.ChunkedArray, data: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the rank of each of the files `data` in order of path, by file_id. Digits compare as numbers: 9 precedes 10."""
+    # Each number gets its length in front, which sorts as numbers do. Python's strings would take several times the memory.
+    keys = pc.replace_substring_regex(paths.take(pa.array(data)), "0*([0-9]+)", "\0\\1\0")  # no path has a zero byte
+    for length in range(1, _MOST_DIGITS + 1):
+        if not pc.any(pc.match_substring_regex(keys, "\\x00[0-9]+\\x00")).as_py():
+            break
+        keys = pc.replace_substring_regex(keys, f"\\x00([0-9]{{{length}}})\\x00", f"\0{length:03}\\1")
+    ranks = np.zeros(len(paths), np.int32)
+    ranks[data[np.asarray(pc.sort_indices(keys))]] = np.arange(len(data))
     return ranks
 
 
-def _file_figures(files: pd.DataFrame, tallies: CallSums) -> tuple[Floats, Floats]:
+def _file_figures(trace: Trace, tallies: CallSums) -> tuple[Floats, Floats]:
     """Return TraceProfile's `file_sizes` and `rereads`."""
     read, written = tallies.file_read_bytes, tallies.file_written_bytes
-    size = np.maximum(files["size_bytes"].fillna(0).to_numpy(np.float64), tallies.file_extent_bytes)
-    kinds = files["kind"].astype(object).to_numpy()
+    size, kinds = np.maximum(_size_bytes(trace), tallies.file_extent_bytes), EventDecoder.of(trace).kind_of_file[:-1]
     used = (read + written) > 0
-    sizes = [shared_histogram(size[used & (kinds == kind)]) for kind in FILE_KINDS]
-    reading = (read > 0) & (kinds == FILE_KINDS[0])
+    sizes = [shared_histogram(size[used & (kinds == kind)]) for kind in range(len(FILE_KINDS))]
+    reading = (read > 0) & (kinds == 0)
     times = read[reading] / np.maximum(size[reading], 1) * 2.0 ** (REREAD_ONE / BINS_PER_OCTAVE)
     return np.stack(sizes), shared_histogram(times)
 

@@ -42,9 +42,12 @@ def memory_limit() -> int:
     return _half_of_free() if _limit_bytes is None else _limit_bytes
 
 
-def workers_within_limit(most: int) -> tuple[int, int]:
-    """Return how many worker processes, 1 to `most`, the limit permits, and the bytes of it that each may take to work."""
-    number = max(1, min(most, memory_limit() // (_PROCESS_BYTES + _WORK_BYTES)))
+def workers_within_limit(most: int, held_bytes: int = 0) -> tuple[int, int]:
+    """Return how many worker processes, 1 to `most`, the limit permits, and the bytes of it that each may take to work.
+
+    `held_bytes`: what each holds besides batches.
+    """
+    number = max(1, min(most, memory_limit() // (_PROCESS_BYTES + _WORK_BYTES + held_bytes)))
     return number, max(memory_limit() - number * _PROCESS_BYTES, 0) // (number + 1)
 
 

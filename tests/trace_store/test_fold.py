@@ -60,7 +60,7 @@ class _Both(CollectorSet):
 
 def test_columns_say_what_the_rows_say(trace):
     kinds = trace.files()["kind"].astype(str).tolist()
-    decoder, got = EventDecoder(kinds), []
+    decoder, got = EventDecoder.of(trace), []
     for batch in trace.events(batch_rows=50):
         events = Events(batch, decoder)
         columns = (events.op, events.group, events.kind, events.file_id, events.moved_bytes, events.duration_ns)

@@ -56,7 +56,7 @@ def _plain_sums(events, key):
 
 
 def tallied(events, by, kinds=("dataset",) * 10_000):
-    tally, decoder = statistics.Tally(by), EventDecoder(kinds)
+    tally, decoder = statistics.Tally(by), EventDecoder(pa.array(kinds).dictionary_encode())
     for batch in events.to_batches():
         tally.add(Events(batch, decoder))
     return tally

@@ -8,6 +8,7 @@ import pytest
 from iotwin.common.errors import UsageError
 from iotwin.common.processes import memory
 from iotwin.trace_store import reader
+from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import in_this_process, workers
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
@@ -26,6 +27,16 @@ def test_a_worker_needs_236_mib_of_the_limit(monkeypatch, limit, number, share):
     monkeypatch.setattr(memory, "_half_of_free", lambda: 6140 << 20)
     memory.limit_memory(limit)
     assert (memory.workers_within_limit(2)[0], memory.workers_within_limit(2)[1] >> 20) == (number, share)
+
+
+def test_workers_that_hold_tables_of_files_are_fewer(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    memory.limit_memory("1GiB")
+    trace = Trace(write_job(tmp_path / "t.trace", Job(files=4, epochs=1)))
+    for file_bytes, alone in ((1, False), (200 << 20, True)):
+        monkeypatch.setattr(reader, "_FILE_BYTES", file_bytes)
+        with workers(None, [trace], worth_processes=0) as each:
+            assert (each is in_this_process) == alone
 
 
 @pytest.mark.parametrize(("limit", "rows"), [("128MiB", 1 << 14), ("1GiB", 1 << 17), ("256MiB", 1 << 15)])

@@ -5,7 +5,7 @@ from itertools import pairwise, product
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,10 +19,9 @@ from iotwin.tracesim.profile import _name_ranks
 
 @given(st.lists(st.text("0129ab/-.\x01z", max_size=6), max_size=12))
 def test_names_are_ranked_with_their_numbers_as_numbers(names):
-    kinds = [FILE_KINDS[0]] * len(names)
     parts = [[int(part) if at % 2 else part for at, part in enumerate(re.split("([0-9]+)", name))] for name in names]
     expected = sorted(range(len(names)), key=parts.__getitem__)
-    assert np.argsort(_name_ranks(pd.DataFrame({"path": names, "kind": kinds}))).tolist() == expected
+    assert np.argsort(_name_ranks(pa.chunked_array([names], pa.string()), np.arange(len(names)))).tolist() == expected
 
 
 def exact_footrule(n):

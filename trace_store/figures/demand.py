@@ -1,5 +1,6 @@
 """The rates at which a job read its data during training: mean, 99th percentile and peak over one second."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,9 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iotwin.trace_store.fold import EventDecoder, Events, Ints
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.schema import READ_OPS
+from iotwin.trace_store.schema import FILE_KINDS, READ_OPS
 
 _BIN_NS = 100_000_000
 _BINS_PER_S = 10
@@ -45,17 +47,13 @@ def demand_of(trace: Trace) -> Demand | None:
 
     Training begins with the first epoch and ends with the last. If the trace has no epochs, the window is that of the reads.
     """
-    files = trace.files()
-    data = files.loc[files["kind"] == "dataset", "file_id"].tolist()
-    of_data = pc.field("op").cast("string").isin(list(READ_OPS)) & pc.field("file_id").isin(data) & (pc.field("result") > 0)
-    window = _training(trace) or _reading(trace, of_data)
+    window = _training(trace) or _reading(trace)
     if window is None:
         return None
     begin_ns, end_ns, phase = window
     bins = max(1, -(-(end_ns - begin_ns) // _BIN_NS))
     size_bytes, requests = np.zeros(bins), np.zeros(bins)
-    for batch in trace.events(columns=["start_ns", "duration_ns", "result"], where=of_data):
-        start_ns, duration_ns, result = (np.asarray(column).astype(np.int64) for column in batch.columns)
+    for start_ns, duration_ns, result in _reads_of_data(trace):
         size_bytes += _spread(start_ns - begin_ns, duration_ns, result.astype(float), end_ns - begin_ns, bins)
         inside = start_ns[(start_ns >= begin_ns) & (start_ns < end_ns)]
         requests += np.bincount((inside - begin_ns) // _BIN_NS, minlength=bins)
@@ -78,10 +76,18 @@ def _training(trace: Trace) -> tuple[int, int, str] | None:
     return int(epochs["start_ns"].min()), int(epochs["end_ns"].max()), _TRAINING
 
 
-def _reading(trace: Trace, of_data: pc.Expression) -> tuple[int, int, str] | None:
+def _reads_of_data(trace: Trace) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Yield start, duration and bytes of the reads of data-set files that returned any."""
+    decoder, is_read = EventDecoder.of(trace), pc.field("op").cast("string").isin(list(READ_OPS)) & (pc.field("result") > 0)
+    for batch in trace.events(["start_ns", "duration_ns", "op", "result", "file_id"], is_read):
+        events = Events(batch, decoder)
+        chosen = np.flatnonzero(events.kind == FILE_KINDS.index("dataset"))
+        yield events.column("start_ns")[chosen], events.column("duration_ns")[chosen], events.result[chosen]
+
+
+def _reading(trace: Trace) -> tuple[int, int, str] | None:
     begin_ns = end_ns = None
-    for batch in trace.events(columns=["start_ns", "duration_ns"], where=of_data):
-        start, duration = (np.asarray(column).astype(np.int64) for column in batch.columns)
+    for start, duration, _ in _reads_of_data(trace):
         if len(start):
             begin_ns = min(begin_ns or int(start.min()), int(start.min()))
             end_ns = max(end_ns or 0, int((start + duration).max()))

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from iotwin.common.processes.memory import memory_limit
+from iotwin.trace_store.columns import add_at
 from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
 from iotwin.trace_store.figures.process_ranks import hosts_and_ranks
 from iotwin.trace_store.fold import Events, Ints, TraceStretch, fold_all
@@ -40,7 +41,6 @@ _SHARE = 8  # a tally takes this part of the memory limit: while two are added u
 _MOST_COARSE = 5  # at most one bucket per doubling
 _PART_BITS = 8
 _PARTS = np.array([round(2 ** (_PART_BITS + part / BUCKETS_PER_OCTAVE)) for part in range(BUCKETS_PER_OCTAVE)], np.int64)
-_EXACT = 1 << 53  # sums of whole numbers up to it are exact in floats
 
 
 class Tally:
@@ -68,13 +68,13 @@ class Tally:
         if self._percentiles:
             np.maximum.at(max_ns, row, time_of)
             of_row, calls_of, time_of = self._cells.add(row, events, place)
-        _add(calls, of_row, calls_of)
-        _add(total_ns, of_row, time_of)
+        add_at(calls, of_row, calls_of)
+        add_at(total_ns, of_row, time_of)
         if self._sums:
             written = np.zeros_like(calls)
-            _add(written, row[events.writes], events.moved_bytes[events.writes])
-            _add(errors, row[events.failed])
-            _add(read_bytes, row, events.moved_bytes)
+            add_at(written, row[events.writes], events.moved_bytes[events.writes])
+            add_at(errors, row[events.failed])
+            add_at(read_bytes, row, events.moved_bytes)
             read_bytes -= written
             written_bytes += written
         if place is not None:
@@ -172,7 +172,7 @@ class _Cells:
             cell = row * _BUCKETS + _joined(events.duration_bucket, self.coarse)
             calls = np.bincount(cell)
             found, total_ns = np.flatnonzero(calls), np.zeros(len(calls), np.int64)
-            _add(total_ns, cell, duration)
+            add_at(total_ns, cell, duration)
             cells = np.stack([found, calls[found], total_ns[found]])
             self._later(cells, found // _BUCKETS if place is None else place[found // _BUCKETS])
             return found // _BUCKETS, cells[1], cells[2]
@@ -293,18 +293,6 @@ def _least_ns(cell: Ints, coarse: int) -> Ints:
     return _PARTS[part] << octave >> _PART_BITS
 
 
-def _add(sums: Ints, row: Ints, values: Ints | None = None) -> None:
-    """Add each of `values`, none of which is negative, to the sum in its row; without `values`, add one."""
-    if len(sums) > len(row):  # arrays of all rows would take longer than single additions
-        np.add.at(sums, row, 1 if values is None else values)
-    elif values is None:
-        sums += np.bincount(row, minlength=len(sums))
-    elif len(row) * int(values.max(initial=0)) < _EXACT:
-        sums += np.bincount(row, values, len(sums)).astype(np.int64)
-    else:
-        np.add.at(sums, row, values)
-
-
 def _pieces(sorted_numbers: Ints) -> Iterator[tuple[int, int, int]]:
     """Yield (number, begin, end) of each run of equal numbers."""
     first = np.flatnonzero(np.diff(sorted_numbers, prepend=-1))
@@ -382,7 +370,7 @@ def _add_percentiles(table: pd.DataFrame, cells: _Cells) -> None:
 
 def statistics(traces: Sequence[Trace], labels: Sequence[str], by: str, workers: Workers = in_this_process) -> pd.DataFrame:
     """Return the table of `rows` for all `traces` together. `workers` tally the stretches of the traces concurrently."""
-    return rows(fold_all(traces, [partial(tally, by)] * len(traces), workers), traces, labels)
+    return rows(list(fold_all(traces, [partial(tally, by)] * len(traces), workers)), traces, labels)
 
 
 def tally(by: str, stretch: TraceStretch) -> Tally:

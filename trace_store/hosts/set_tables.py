@@ -30,7 +30,7 @@ _PART_ROWS = 1 << 20
 _LEAST_BATCH = 1 << 10  # rows
 _DEVICES_PER_HOST = 64  # accelerators
 _NOT_TIMES = ("duration_ns", "interval_ns")
-_SORTED_BY = {"files": "file_id", "block": "issue_ns"}  # tables that are not in order of start_ns or time_ns
+_SORTED_BY = {"files": "", "block": "issue_ns"}  # tables that are not in order of start_ns or time_ns; files are in order already
 _EARLIEST = -(1 << 62)
 _NAMED: set[tuple[Path, str]] = set()  # sets and hosts that a note has named as left out
 
@@ -131,6 +131,7 @@ class SetTables:
                 continue
             self.hosts.append(HostTables(entry, tables, index, files))
             files += tables.number_of_files
+        self.number_of_files = files
         if not self.hosts:
             reason = next(iter(self.left_out.values()), "it is empty")
             raise IotwinError(f"{directory / SET_NAME}: no host of this set has a trace that can be read: {reason}")
@@ -207,7 +208,7 @@ class SetTables:
     def rows(self, name: str, expected: pa.Schema, columns: list[str] | None = None) -> pa.Table | None:
         """Return `columns` (None: all) of the table `name` of all hosts; None if no host has it.
 
-        Rows are in order of time, or of ids, if their column is among `columns`.
+        Rows are in order of time, if its column is among `columns`, or of file ids.
         """
         chosen = expected if columns is None else pa.schema([expected.field(column) for column in columns])
         plain = plain_labels(chosen)

@@ -1,16 +1,19 @@
 """Analyse traces for the report. Their calls are read twice: for a Survey of each trace, and then for all analyses at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from iotwin.common.progress import Advance
 from iotwin.trace_store.figures.demand import Demand, demand_of
-from iotwin.trace_store.fold import Combined, Events, TraceStretch, fold_all
+from iotwin.trace_store.fold import Combined, EventDecoder, Events, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
+from iotwin.trace_store.schema import FILE_KINDS
 from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
 from iotwin.trace_visuals.call_columns import COLUMNS, READ, STORAGE_KINDS, WRITE, CallColumns, Ints, calls_of
@@ -72,10 +75,15 @@ class Analysis:
         """The rates at which the job read its data during training; None if it read nothing then."""
         return demand_of(self.trace)
 
+    def on_storage(self, name: str) -> int:
+        """Return the sum of a column of `files` over the files whose kind is one of STORAGE_KINDS."""
+        return int(self.files.loc[self.files["kind"].isin(STORAGE_KINDS), name].sum())
+
     @property
-    def storage_files(self) -> pd.DataFrame:
-        """The rows of `files` whose kind is one of STORAGE_KINDS."""
-        return self.files[self.files["kind"].isin(STORAGE_KINDS)]
+    def read_data(self) -> pd.DataFrame:
+        """Columns of the rows of `files` that are data-set files and were read."""
+        read = (self.files["kind"] == "dataset") & (self.files["reads"] > 0)
+        return self.files.loc[read, ["read_bytes", "extent_bytes"]]
 
     @property
     def checkpoints(self) -> pd.DataFrame:
@@ -89,13 +97,17 @@ class _Analyses(Combined):
 
     columns = COLUMNS
 
-    def __init__(self, surveyed: Survey, detail: Detail, stretch: TraceStretch) -> None:
-        trace, begin, end, files = stretch.trace, surveyed.begin_ns, surveyed.end_ns, stretch.trace.files()
+    def __init__(self, surveyed: Survey, detail: Detail, by_path: Mapping[str, Ints], stretch: TraceStretch) -> None:
+        trace, begin, end = stretch.trace, surveyed.begin_ns, surveyed.end_ns
         self._ops, self._plan = surveyed.ops, LanePlan(trace.processes(), surveyed.busiest)
         self._keep = surveyed.calls <= detail.most_calls  # each call, for the page
-        self.operations, self.files, self.processes = OperationTable(), ReportedFiles(len(files)), ProcessTable(surveyed.pids)
-        self.reads = HeatMap(files, surveyed.extent_bytes, "dataset", READ, begin, end)
-        self.writes = HeatMap(files, surveyed.extent_bytes, "checkpoint", WRITE, begin, end)
+        self.operations, self.files, self.processes = (
+            OperationTable(),
+            ReportedFiles(stretch.decoder.files),
+            ProcessTable(surveyed.pids),
+        )
+        self.reads = HeatMap(by_path["dataset"], surveyed.extent_bytes, READ, begin, end)
+        self.writes = HeatMap(by_path["checkpoint"], surveyed.extent_bytes, WRITE, begin, end)
         self.reads_during_checkpoints = ReadsDuringCheckpoints(checkpoint_writes_ns(trace))
         self.slowest, self.phase_bytes = SlowestCalls(_SLOWEST), PhaseBytes(leading_phases(trace))
         self.bins, self.every = LaneBins(Grid.covering(begin, end, detail.bins), len(self._plan.names)), EveryCall()
@@ -129,20 +141,28 @@ def analyse(
 ) -> list[Analysis]:
     """Return the analyses of the traces. `each` maps a function over stretches. `advance` counts each event twice."""
     surveyed = surveys(traces, each, advance)
-    found = fold_all(traces, [partial(_Analyses, survey, detail) for survey in surveyed], each, advance=advance)
-    each_trace = zip(traces, labels, zeros_ns, surveyed, found, strict=True)
-    return [_analysis(trace, label, zero_ns, survey, own, detail) for trace, label, zero_ns, survey, own in each_trace]
+    makes = [partial(_Analyses, survey, detail, _by_path(trace)) for trace, survey in zip(traces, surveyed, strict=True)]
+    found = fold_all(traces, makes, each, advance=advance)
+    return list(map(partial(_analysis, detail), traces, labels, zeros_ns, surveyed, found))  # one collector at a time
 
 
-def _analysis(trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _Analyses, detail: Detail) -> Analysis:
-    files, processes = trace.files(), trace.processes()
+def _by_path(trace: Trace) -> dict[str, Ints]:
+    """Return the ids of the files of each kind with a heat map, in order of path."""
+    kinds, paths = EventDecoder.of(trace).kind_of_file[:-1], trace.table("files", ["path"])["path"]
+    own = {kind: np.flatnonzero(kinds == FILE_KINDS.index(kind)) for kind in ("dataset", "checkpoint")}
+    return {kind: ids[np.asarray(pc.sort_indices(paths.take(pa.array(ids))))] for kind, ids in own.items()}
+
+
+def _analysis(detail: Detail, trace: Trace, label: str, zero_ns: int, surveyed: Survey, found: _Analyses) -> Analysis:
+    processes = trace.processes()
     plan = LanePlan(processes, surveyed.busiest)
     names, lanes = with_requests(trace, plan.names, found.bins.result())
     every = found.every.result() if surveyed.calls <= detail.most_calls else None
     return Analysis(
         label, trace, zero_ns, surveyed, names, lanes, plan.processes_left_out, plan.hosts_left_out, every, surveyed.ops,
-        found.operations, found.files.frame(files, surveyed.extent_bytes), found.processes.frame(processes),
-        found.slowest.frame(surveyed.ops, files), found.reads.result(), found.writes.result(), leading_phases(trace),
+        found.operations, found.files.frame(EventDecoder.of(trace).kind_of_file, surveyed.extent_bytes),
+        found.processes.frame(processes), found.slowest.frame(surveyed.ops, trace),
+        found.reads.result(), found.writes.result(), leading_phases(trace),
         analyse_block(trace, found.phase_bytes, lanes, names), found.reads_during_checkpoints,
     )  # fmt: skip
 

@@ -70,8 +70,7 @@ def headline(analysis: Analysis, verdict: Mapping[str, Any] | None = None) -> li
 def moved(analysis: Analysis) -> str:
     """Return a sentence on the bytes that the job read from its data set and wrote to checkpoints, and on its duration."""
     span = analysis.survey.end_ns - analysis.survey.begin_ns
-    files = analysis.storage_files
-    data, saved = files[(files["kind"] == "dataset") & (files["reads"] > 0)], analysis.checkpoints
+    data, saved = analysis.read_data, analysis.checkpoints
     did = []
     if len(data):
         did.append(f"read {format_size(data['read_bytes'].sum())} from {counted(len(data), 'data-set file')}")
@@ -98,7 +97,7 @@ def pace(analysis: Analysis) -> str:
 
 def _overview(analysis: Analysis) -> tuple[str, str]:
     span = analysis.survey.end_ns - analysis.survey.begin_ns
-    read, written = (int(analysis.storage_files[name].sum()) for name in ("read_bytes", "written_bytes"))
+    read, written = map(analysis.on_storage, ("read_bytes", "written_bytes"))
     text = f"{counted(analysis.survey.storage_calls, 'call')} on storage in {format_duration(span)}"
     text += f" ({analysis.survey.calls:,} calls recorded in all): {format_size(read)} read, {format_size(written)} written"
     others = int(analysis.files["moved_bytes"].sum()) - read - written
@@ -230,12 +229,12 @@ def _recompute(analysis: Analysis) -> tuple[str, str]:
 
 
 def _reads(analysis: Analysis) -> tuple[str, str]:
-    operations, files = analysis.operations, analysis.storage_files
+    operations = analysis.operations
     rows = operations.rows_of(READ)
     counts = [operations.reads_ns.count(row) for row in (0, 1)]
     if not sum(counts):
         return "", ""
-    sequential = int(files["sequential_reads"].sum()) / sum(counts)
+    sequential = analysis.on_storage("sequential_reads") / sum(counts)
     middle, most = operations.size_bytes.percentile(rows, 0.5), operations.size_bytes.most(rows)
     half = f"{format_size(middle)} or less" if middle else "nothing (they are at a file's end)"
     text = f"Half of the reads return {half}, the largest {format_size(most)}; "
@@ -248,7 +247,7 @@ def _reads(analysis: Analysis) -> tuple[str, str]:
 
 
 def _reuse(analysis: Analysis) -> tuple[str, str]:
-    data = analysis.files[(analysis.files["kind"] == "dataset") & (analysis.files["reads"] > 0)]
+    data = analysis.read_data
     footprint, read = int(data["extent_bytes"].sum()), int(data["read_bytes"].sum())
     memory = analysis.trace.manifest.host.memory_bytes
     if not footprint or not read:

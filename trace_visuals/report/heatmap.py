@@ -1,9 +1,9 @@
 """Count the bytes that a job reads or writes, by time and by address in its files."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from iotwin.trace_visuals.bins import Floats, Grid, Spread
 from iotwin.trace_visuals.call_columns import CallColumns, Ints
@@ -23,19 +23,22 @@ class Heat:
 
 
 class HeatMap:
-    """Accumulates the reads or writes of one kind of file. The address axis has the files one after another, in order of path."""
+    """Accumulates the reads or writes of some files. The address axis has the files `file_ids` one after another."""
 
-    def __init__(self, files: pd.DataFrame, extent_bytes: Ints, kind: str, group: int, begin_ns: int, end_ns: int) -> None:
-        chosen = files[files["kind"] == kind].sort_values("path")
-        self._file_ids = chosen["file_id"].to_numpy(dtype=np.int64)
-        sizes = extent_bytes[self._file_ids]
+    def __init__(self, file_ids: Ints, extent_bytes: Ints, group: int, begin_ns: int, end_ns: int) -> None:
+        self._file_ids = file_ids
+        sizes = extent_bytes[file_ids]
         self._bases = np.cumsum(sizes) - sizes
-        self._base_of = np.full(len(files), -1, dtype=np.int64)
-        self._base_of[self._file_ids] = self._bases
+        self._base_of = np.full(len(extent_bytes), -1, dtype=np.int64)
+        self._base_of[file_ids] = self._bases
         self._group = group
         self._time = Grid.covering(begin_ns, end_ns, _COLUMNS)
         self._address = Grid.covering(0, int(sizes.sum()), _ROWS)
         self._spread = Spread(self._address, _COLUMNS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what only `add` needs."""
+        return vars(self) | {"_base_of": None}
 
     def add(self, calls: CallColumns) -> None:
         """Add a batch of calls. The bytes of a call count at its start time, at all the addresses that they cover."""

@@ -69,9 +69,9 @@ def trace_document(analysis: Analysis, verdict: Mapping[str, Any] | None = None)
         "calls": calls_document(analysis, lanes_shown(analysis)), "block": _block(analysis),
         "processes_left_out": analysis.processes_left_out, "hosts_left_out": analysis.hosts_left_out,
         "operations": _table(_operations(analysis), _OPERATION_COLUMNS, _MOST_FILES),
-        "files": _table(_files(analysis), _FILE_COLUMNS, _MOST_FILES),
+        "files": _table(_files(analysis), _FILE_COLUMNS, _MOST_FILES, len(analysis.files)),
         "processes": _table(_processes(analysis), _PROCESS_COLUMNS, _MOST_PROCESSES),
-        "checkpoints": _table(_checkpoints(analysis), _CHECKPOINT_COLUMNS, _MOST_FILES),
+        "checkpoints": _table(_checkpoints(analysis), _CHECKPOINT_COLUMNS, _MOST_FILES, len(analysis.checkpoints)),
         "slowest": _table(analysis.slowest.assign(start_s=_seconds(analysis, analysis.slowest["start_ns"])), _SLOW_COLUMNS, 1000),
         "bursts": _bursts(analysis), "histograms": _histograms(analysis), "reads_heat": _heat(analysis, analysis.reads_heat),
         "writes_heat": _heat(analysis, analysis.writes_heat),
@@ -242,12 +242,7 @@ def _file_names(analysis: Analysis, calls: CallColumns) -> tuple[list[str], Ints
     index = np.full(len(ids), -2, dtype=np.int64)
     index[ids < 0] = -1
     index[named] = np.arange(len(named))
-    path_of = dict(zip(analysis.files["file_id"], analysis.files["path"], strict=True))
-    return [_text(path_of.get(ids[i])) for i in named], index[place]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return analysis.trace.paths(ids[named]), index[place]
 
 
 def _operations(analysis: Analysis) -> pd.DataFrame:
@@ -256,12 +251,18 @@ def _operations(analysis: Analysis) -> pd.DataFrame:
 
 
 def _files(analysis: Analysis) -> pd.DataFrame:
-    table = analysis.files
+    table = _with_paths(analysis, analysis.files)
     return table.assign(
         first_s=_seconds(analysis, table["first_ns"]),
         last_s=_seconds(analysis, table["last_ns"]),
         sequential_share=table["sequential_reads"] / table["reads"].where(table["reads"] > 0),
     )
+
+
+def _with_paths(analysis: Analysis, files: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `files` that the page shows, with their paths."""
+    shown = files.head(_MOST_FILES)
+    return shown.assign(path=analysis.trace.paths(shown["file_id"].to_numpy()))
 
 
 def _processes(analysis: Analysis) -> pd.DataFrame:
@@ -270,7 +271,7 @@ def _processes(analysis: Analysis) -> pd.DataFrame:
 
 
 def _checkpoints(analysis: Analysis) -> pd.DataFrame:
-    table = analysis.checkpoints
+    table = _with_paths(analysis, analysis.checkpoints)
     rate = table["written_bytes"] / (table["write_ns"] + table["sync_ns"]).clip(lower=1) * _SECOND
     return table.assign(first_s=_seconds(analysis, table["first_ns"]), bytes_per_s=rate)
 
@@ -288,10 +289,10 @@ def _block(analysis: Analysis) -> dict[str, Any] | None:
     }
 
 
-def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int) -> dict[str, Any]:
-    """Return a table for the page: the first `most` rows of the frame's `columns`, and the number of all rows."""
+def _table(frame: pd.DataFrame, columns: tuple[str, ...], most: int, total: int | None = None) -> dict[str, Any]:
+    """Return a table for the page: the first `most` rows of the frame's `columns`, and `total`, by default its number of rows."""
     rows = [list(map(_plain, row)) for row in frame.head(most)[list(columns)].itertuples(index=False)]
-    return {"columns": list(columns), "rows": rows, "total": len(frame)}
+    return {"columns": list(columns), "rows": rows, "total": len(frame) if total is None else total}
 
 
 def _plain(value: Any) -> Any:
@@ -344,7 +345,6 @@ def _histogram(group: str, what: str, histogram: LogHistogram, rows: list[int]) 
 def _heat(analysis: Analysis, heat: Heat | None) -> dict[str, Any] | None:
     if heat is None:
         return None
-    path_of = dict(zip(analysis.files["file_id"], analysis.files["path"], strict=True))
     few = len(heat.file_ids) <= _MOST_NAMES
     return {
         "origin_s": _seconds(analysis, heat.time.origin),
@@ -353,7 +353,7 @@ def _heat(analysis: Analysis, heat: Heat | None) -> dict[str, Any] | None:
         "row_bytes": heat.address.width,
         "rows": heat.address.count,
         "cells": pack_amount(heat.size_bytes),
-        "files": [_text(path_of.get(file_id)) for file_id in heat.file_ids] if few else [],
+        "files": analysis.trace.paths(heat.file_ids) if few else [],
         "bases": heat.bases.tolist() if few else [],
         "file_count": len(heat.file_ids),
     }

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.call_columns import CallColumns, Ints
 
 
@@ -36,13 +37,13 @@ class SlowestCalls:
         if other._kept is not None:
             self.add(other._kept)
 
-    def frame(self, ops: list[str], files: pd.DataFrame) -> pd.DataFrame:
+    def frame(self, ops: list[str], trace: Trace) -> pd.DataFrame:
         """Return a row for each collected call, the longest first, with the names of its operation and its file."""
         if self._kept is None:
             return pd.DataFrame(columns=["start_ns", "duration_ns", "pid", "offset", "size_bytes", "result", "op", "path"])
         kept = self._kept.pick(np.argsort(-self._kept.duration_ns, kind="stable"))
         columns = ("start_ns", "duration_ns", "pid", "offset", "size_bytes", "result")
-        names = {"op": [ops[code] for code in kept.op], "path": files["path"].to_numpy()[kept.file_id]}
+        names = {"op": [ops[code] for code in kept.op], "path": trace.paths(kept.file_id)}
         return pd.DataFrame({name: getattr(kept, name) for name in columns} | names)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from iotwin.common.progress import Advance
+from iotwin.trace_store.columns import integers
 from iotwin.trace_store.fold import Events, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
@@ -37,7 +38,7 @@ class _Seen:
 
     def __init__(self, span: tuple[int, int], stretch: TraceStretch) -> None:
         self.begin_ns, self.end_ns = span
-        self.extent_bytes = stretch.trace.files()["size_bytes"].fillna(0).to_numpy(dtype=np.int64).copy()
+        self.extent_bytes = integers(stretch.trace.table("files", ["size_bytes"])["size_bytes"]).copy()
         self.calls = self.storage_calls = 0
         self.time_of: dict[int, int] = {}  # ns in storage calls, by pid of every process with a call
         self.ops = stretch.decoder.ops

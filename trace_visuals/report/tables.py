@@ -4,7 +4,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from iotwin.trace_store.columns import add_at
+from iotwin.trace_store.schema import FILE_KINDS
 from iotwin.trace_visuals.bins import Floats
 from iotwin.trace_visuals.call_columns import OPEN, READ, SYNC, WAIT, WRITE, CallColumns, Ints
 from iotwin.trace_visuals.histogram import LogHistogram
@@ -80,12 +83,10 @@ class _Sums:
     """A table with `rows` rows and named columns, whose cells are sums."""
 
     def __init__(self, names: tuple[str, ...], rows: int) -> None:
-        self._rows = rows
         self.columns: dict[str, Floats] = {name: np.zeros(rows) for name in names}
 
     def add(self, name: str, row: Ints, weight: Ints | None = None) -> None:
-        # Sums of whole numbers in floats are exact up to 2**53: 9 PB, or 104 days in ns.
-        self.columns[name] += np.bincount(row, weights=weight, minlength=self._rows)
+        add_at(self.columns[name], row, weight)
 
     def later(self, other: "_Sums") -> None:
         for name, column in self.columns.items():
@@ -151,15 +152,20 @@ class ReportedFiles:
         self._read_from = np.where(self._read_to >= 0, self._read_from, other._read_from)
         self._read_to = np.where(other._read_to >= 0, other._read_to, self._read_to)
 
-    def frame(self, files: pd.DataFrame, extent_bytes: Ints) -> pd.DataFrame:
-        """Return a row for each of `files` with a call, most bytes moved first. Times are in ns, sizes in bytes."""
-        columns = {name: values.astype(np.int64) for name, values in self._sums.columns.items()}
-        table = files[["file_id", "path", "kind"]].assign(
-            extent_bytes=extent_bytes, first_ns=self._first, last_ns=self._last, **columns
-        )
-        table["moved_bytes"] = table["read_bytes"] + table["written_bytes"]
-        called = table[table["last_ns"] >= table["first_ns"]]
-        return called.sort_values(["moved_bytes", "time_ns"], ascending=False, ignore_index=True)
+    def frame(self, kinds: NDArray[np.int8], extent_bytes: Ints) -> pd.DataFrame:
+        """Return a row for each file with a call, most bytes moved first. Times are in ns, sizes in bytes.
+
+        `kinds`: index in FILE_KINDS of the kind of each file. This object is empty afterwards, so that there is one copy.
+        """
+        columns: dict[str, NDArray[Any]] = dict(self._sums.columns)
+        self._sums.columns.clear()
+        moved, time = columns["read_bytes"] + columns["written_bytes"], columns["time_ns"]
+        called = np.flatnonzero(self._last >= self._first)
+        file_id = called[np.lexsort((-time[called], -moved[called]))]
+        columns |= {"extent_bytes": extent_bytes, "first_ns": self._first, "last_ns": self._last, "moved_bytes": moved}
+        found = {name: columns.pop(name)[file_id].astype(np.int64) for name in list(columns)}
+        kind = pd.Categorical.from_codes(kinds[file_id], pd.Index(FILE_KINDS))
+        return pd.DataFrame({"file_id": file_id, "kind": kind, **found}, copy=False)
 
 
 class ProcessTable:

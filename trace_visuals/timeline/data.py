@@ -87,7 +87,7 @@ def load_timeline(trace: Trace, label: str, window: TimeWindow, bins: int, how: 
     groups = group_processes(trace, how, busiest, _MOST_GROUPS)
     grid = Grid.covering(window.begin_ns, window.end_ns, bins)
     shown = pc.field("start_ns") < window.end_ns
-    lanes = fold_all([trace], [partial(_Lanes, groups, grid)], where=shown, advance=advance)[0].bins.result()
+    lanes = next(fold_all([trace], [partial(_Lanes, groups, grid)], where=shown, advance=advance)).bins.result()
     samples = {kind: trace.samples(kind) for kind in ("cpu", "gpu", "disk")}
     gaps = {
         kind: sample_gaps(table["time_ns"].to_numpy(), *span_ns(trace)) for kind, table in samples.items() if table is not None

@@ -1,7 +1,6 @@
 """Tables, heat map, survey and picks of whole made-up traces against pandas."""
 
 import numpy as np
-import pandas as pd
 import pyarrow.compute as pc
 import pytest
 
@@ -77,35 +76,33 @@ def test_slowest_are_the_slowest(analysis, frame):
     assert set(analysis.slowest["op"]) <= set(frame["op"])
 
 
-def test_slowest_over_many_batches():
+def test_slowest_over_many_batches(trace):
     rng = np.random.default_rng(3)
     duration = rng.integers(0, 300, 5000)
     slowest = SlowestCalls(20)
     for part in np.array_split(np.arange(5000), 37):
         slowest.add(make_calls(part, duration[part]))
-    files = pd.DataFrame({"path": ["/x"]})
-    found = slowest.frame(["read"], files)
+    found = slowest.frame(["read"], trace)
     earliest = sorted(range(5000), key=lambda at: (-duration[at], at))[:20]  # of equally long calls, the earlier ones
     assert found["start_ns"].tolist() == earliest and found["duration_ns"].tolist() == duration[earliest].tolist()
 
 
 def test_heat_map_holds_every_byte_at_its_address(analysis, frame):
     assert analysis.reads_heat.size_bytes.sum() == pytest.approx(frame.loc[frame["op"] == "read", "result"].sum())
-    files = pd.DataFrame({"file_id": [0, 1, 2], "path": ["/b", "/a", "/c"], "kind": ["dataset", "dataset", "log"]})
-    heat = HeatMap(files, np.array([800, 800, 500]), "dataset", READ, 0, 1024)
+    in_order, extent_bytes = np.array([1, 0]), np.array([800, 800, 500])
+    heat = HeatMap(in_order, extent_bytes, READ, 0, 1024)
     heat.add(make_calls([0, 512], [1, 1], size=[100, 10], file_id=[0, 1], offset=[0, 790]))
     heat.add(make_calls([600], [1], size=[100], file_id=[2], offset=[0]))
     result = heat.result()
     assert result.file_ids.tolist() == [1, 0] and result.bases.tolist() == [0, 800]
     assert result.size_bytes[0, 80:90].tolist() == [10] * 10 and result.size_bytes[512, 79] == 10
     assert result.size_bytes.sum() == 110
-    assert HeatMap(files, np.array([800, 800, 500]), "dataset", WRITE, 0, 1024).result() is None
+    assert HeatMap(in_order, extent_bytes, WRITE, 0, 1024).result() is None
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_read_order_across_batches(apart):
     """In one table batch after batch, or in a table each that are put together."""
-    files = pd.DataFrame({"file_id": [0, 1], "path": ["/a", "/b"], "kind": ["dataset"] * 2})
     table = ReportedFiles(2)
     # File 0 goes forward over two batches, jumps once and starts again; file 1 jumps at once.
     table.add(make_calls([0, 1, 2], [0] * 3, size=10, file_id=[0, 1, 0], offset=[0, 50, 10]))
@@ -113,7 +110,7 @@ def test_read_order_across_batches(apart):
     later.add(make_calls([3, 4, 5], [0] * 3, size=10, file_id=[0, 0, 0], offset=[20, 70, 0]))
     if apart:
         table.later(later)
-    frame = table.frame(files, np.array([0, 0])).set_index("file_id")
+    frame = table.frame(np.zeros(2, np.int8), np.array([0, 0])).set_index("file_id")
     assert frame.loc[0, "sequential_reads"] == 4 and frame.loc[0, "reads"] == 5 and frame.loc[1, "sequential_reads"] == 0
 
 
