@@ -181,7 +181,7 @@ def _tree_peak_mib(process: subprocess.Popen[str]) -> float:
     return most
 
 
-def _run_with_peak(*arguments: str | Path) -> tuple[str, float, float]:
+def run_with_peak(*arguments: str | Path) -> tuple[str, float, float]:
     """Run the command line; return its output, its seconds, and the peak of all its processes together in MiB."""
     with tempfile.TemporaryFile("w+") as output:
         begin = time.perf_counter()
@@ -206,7 +206,7 @@ def _dask(scratch: Path, epochs: int) -> Iterator[Figure]:
     for name, command in commands.items():
         found = []
         for more in ([], ["--dask"]):
-            output, seconds, peak = _run_with_peak(*command, *more, "--quiet")
+            output, seconds, peak = run_with_peak(*command, *more, "--quiet")
             found.append((output, page.read_bytes() if page.exists() else b"", seconds, peak))
         (*alone, alone_s, alone_mib), (*together, seconds, peak) = found
         same = "equal answers" if alone == together else "OTHER answers"
@@ -227,7 +227,7 @@ def _memory(trace: Path, page: Path, events: str) -> Iterator[Figure]:
         found = []
         for limit in ("1TiB", "128MiB"):
             before = sum(os.times()[2:4])
-            output, _, peak = _run_with_peak(*command, "--memory", limit, "--quiet")
+            output, _, peak = run_with_peak(*command, "--memory", limit, "--quiet")
             answer = json.loads(output) | {"page": page.read_bytes() if page.exists() else b"", "percentile_error": 0}
             for row in answer.get("rows", []):
                 row.update(dict.fromkeys(PERCENTILES))  # within their stated error, which a test checks

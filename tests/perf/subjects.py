@@ -31,6 +31,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "reading": ("benchmark/emulator", "workload_yaml", "common"),
     "samplers": ("tracing_tools/samplers",),
     "tracesim": ("tracesim", "trace_store"),
+    "cluster": ("tracesim", "trace_visuals", "trace_store"),
     "verdict": ("tracesim", *_TRACER),
     "page_faults": _TRACER,
     "visuals": ("trace_visuals", "trace_store"),
