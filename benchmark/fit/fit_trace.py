@@ -6,7 +6,7 @@ lists under `twin.assumptions` what the trace does not show.
 
 from dataclasses import replace
 
-from iotwin.benchmark.fit.batches.labels import describe_labels, label_calls
+from iotwin.benchmark.fit.batches.labels import label_calls
 from iotwin.benchmark.fit.coverage import describe_coverage
 from iotwin.benchmark.fit.fitted import Fitted, failure
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
@@ -55,9 +55,6 @@ def quiet_fit(trace: Trace) -> Fitted:
     job = look(trace)
     labelled = label_calls(job)
     job = replace(job, calls=job.calls.iloc[:0].copy())  # a recording reads its calls itself, and those of a job take much memory
-    labels = describe_labels(job, labelled)
     unused = ["duration_ns", "requested", "flags"]
     labelled = labelled._replace(calls=labelled.calls.drop(columns=unused).astype(LABELS))
-    fitted = fit_recorded(job, labelled)
-    fitted.evidence["labels"] = labels
-    return fitted
+    return fit_recorded(job, labelled)

@@ -14,6 +14,7 @@ from tests.benchmark.made_trace import START_NS, Made
 from tests.synthetic import MILLISECOND
 
 RANK = 1000
+_NEVER = 1 << 40  # a step of no run
 _fitted: dict[str, Fitted] = {}
 
 
@@ -28,6 +29,7 @@ class LoaderJob:
     evaluated: int = 0  # files of a validation set that is read after epochs
     held_loaders: int | None = None  # loaders of an evaluation; None: as many as of training
     evaluate_every: int = 1  # epochs between two evaluations
+    interrupt_every: int = 0  # also evaluate after each so many steps of the run, while loaders hold batches of the epoch
     compute_ms: float = 20
     evenly: bool = False  # a short last batch takes as long as the others
     save_after: int = 0  # also write a checkpoint after each so many steps of the run
@@ -97,9 +99,7 @@ class LoaderJob:
             if not self.persistent or epoch == self.epochs - 1:
                 now, crew = crew.end(made, now), None
             if self._held and (epoch + 1) % self.evaluate_every == 0:
-                held, now = _Crew.start(made, now, self.held_loaders or self.loaders, f"held{epoch}of{self.rank}", self.rank)
-                now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, 1 << 40)
-                now = held.end(made, now)
+                now = self._evaluate(made, now)
             if number:
                 now += 5
                 continue
@@ -116,6 +116,13 @@ class LoaderJob:
             if self.keeps_two and epoch > 1:
                 now = made.call(now, self.rank, "unlink", saved[-3]) + 0.1
         process["exit_ns"] = START_NS + int(now * MILLISECOND)
+
+    def _evaluate(self, made: Made, now: float) -> float:
+        """Read the validation set by new loaders; return when these have ended."""
+        name = f"held{len(made.files)}of{self.rank}"
+        held, now = _Crew.start(made, now, self.held_loaders or self.loaders, name, self.rank)
+        now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, _NEVER)
+        return held.end(made, now)
 
     def _save(self, made: Made, now: float, path: str, size: int) -> float:
         """Write a checkpoint; return when training goes on."""
@@ -170,6 +177,8 @@ class LoaderJob:
             step += 1
             if not self.save_first and self.save_after and step % self.save_after == 0:
                 now = self._save(made, now, f"{self.root}/out/step_{step}.pt", 200_000)
+            if self.interrupt_every and step < _NEVER and step % self.interrupt_every == 0:
+                now = self._evaluate(made, now)
         return now, step
 
     def _read_sample(self, made: Made, now: float, crew: "_Crew", loader: int, file: int) -> float:

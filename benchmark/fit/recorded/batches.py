@@ -13,7 +13,7 @@ from iotwin.benchmark.fit.batches.deliveries import Deliveries
 from iotwin.benchmark.fit.batches.labels import Labelled
 from iotwin.benchmark.fit.batches.repeated_regions import regions_of
 from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
-from iotwin.benchmark.fit.recorded.pass_boundaries import are_training, begin_of_pass, pass_numbers
+from iotwin.benchmark.fit.recorded.pass_boundaries import are_interruptions, are_training, begin_of_pass, pass_numbers
 from iotwin.benchmark.fit.recorded.process_tree import Tree
 from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.traced_job import Job
@@ -67,6 +67,7 @@ def _passes(job: Job, found: pd.DataFrame, evaluations: pd.DataFrame, tree: Tree
     passes: list[pd.DataFrame] = []
     for process in sorted(found["process"].unique().tolist()):
         own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
+        own = own[~are_interruptions(own, evaluations)]
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
         parts = [_in_turn(part) for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
         begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), NEVER_NS]
@@ -100,9 +101,10 @@ def _in_turn(part: pd.DataFrame) -> pd.DataFrame:
     """
     if "key" in part:
         return part
-    requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
+    requested = part["requested_ns"].to_numpy(np.int64)
+    done = part[["delivered_ns", "read_ns"]].max(axis=1).to_numpy(np.int64)
     order = np.lexsort((part["loader"], part.groupby("loader").cumcount()))
-    if depth_of(requested[order], delivered[order]) < depth_of(requested, delivered):
+    if depth_of(requested[order], done[order]) < depth_of(requested, done):
         return part.iloc[order].assign(requested_ns=requested)
     return part
 
@@ -111,8 +113,9 @@ def _delivered(delivered: Deliveries, tree: Tree) -> pd.DataFrame:
     """Return the batches that loaders delivered.
 
     Columns: `batch` (row of `delivered.batches`), `process` (the rank), `loader`, `turn` as there, `size_bytes` of the request,
-    `requested_ns`, `received_ns`, `delivered_ns`. `begun_ns` is when the loader began, `read_ns` when the rank read the result
-    (NaN: unknown). The k-th message that a process writes into a pipe of requests is the k-th that a loader reads from it.
+    `requested_ns`, `received_ns`, `delivered_ns`. `begun_ns` is when the loader began, `queue` the pipe of the result, and
+    `read_ns` when the rank read it (NaN: unknown). The k-th message that a process writes into a pipe of requests is the k-th
+    that a loader reads from it.
     """
     moved = delivered.messages[delivered.messages["file_id"].isin(delivered.requests["file_id"])]
     is_read = moved["op"].isin(schema.READ_OPS)
@@ -163,9 +166,9 @@ def _with_reads(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _results_read(delivered: Deliveries) -> pd.DataFrame:
-    """Return when the main thread of a rank read the messages that deliver batches, if that is known.
+    """Return the pipes through which batches were delivered, and when the main thread of a rank read them (NaN: unknown).
 
-    Columns: `pid` of the loader, `delivered_ns`, `read_ns`.
+    Columns: `pid` of the loader, `delivered_ns`, `queue` (the pipe), `read_ns`.
     """
     moved = delivered.messages
     sent = moved.merge(delivered.batches[["pid", "start_ns"]], on=["pid", "start_ns"])["file_id"].unique()
@@ -177,9 +180,8 @@ def _results_read(delivered: Deliveries) -> pd.DataFrame:
     writes = writes.assign(order=writes.groupby("file_id").cumcount())[writes["file_id"].map(whole).fillna(False)]
     reads = reads.assign(order=reads.groupby("file_id").cumcount())
     reads = reads[reads["reader"] == reads["pid"]][["file_id", "order", "read_ns"]]
-    return writes[["pid", "delivered_ns", "file_id", "order"]].merge(reads, on=["file_id", "order"])[
-        ["pid", "delivered_ns", "read_ns"]
-    ]
+    found = writes[["pid", "delivered_ns", "file_id", "order"]].merge(reads, how="left", on=["file_id", "order"])
+    return found.drop(columns="order").rename(columns={"file_id": "queue"})
 
 
 def _read_by_ranks(calls: pd.DataFrame, tree: Tree) -> pd.DataFrame:

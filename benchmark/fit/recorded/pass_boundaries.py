@@ -59,6 +59,34 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
     return _numbers_of_loaders(own, depth, before, at_once >= max(depth, 2))
 
 
+def are_interruptions(own: pd.DataFrame, evaluations: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return which batches of a rank (in the order of the requests) belong to a pass that interrupts another one.
+
+    A job may evaluate after every hundred steps, while loaders still hold batches of the epoch. All loaders of a pass deliver
+    through one pipe. The evaluation's batches are requested and read between two requests, or reads, of batches of the epoch.
+    """
+    found = np.zeros(len(own), np.bool_)
+    if "queue" not in own or own["queue"].nunique() < 2:
+        return found
+    moments = own[["queue", "requested_ns", "read_ns"]].melt("queue", value_name="at_ns", ignore_index=False).dropna()
+    lives = moments.groupby("queue")["at_ns"].agg(["min", "max"])
+    outer = [queue for queue, life in lives.iterrows() if ((lives["min"] > life["min"]) & (lives["min"] < life["max"])).any()]
+    if not outer:
+        return found
+    number = pd.concat([pd.Series(pass_numbers(part, evaluations), part.index) for _, part in own.groupby("queue")])
+    moments["number"] = number[moments.index]
+    passes = moments.groupby(["queue", "number"])["at_ns"].agg(["min", "max"])
+    inside = np.zeros(len(passes), np.bool_)
+    for queue in outer:
+        mine = moments[moments["queue"] == queue].sort_values("at_ns")
+        at = np.searchsorted(mine["at_ns"].to_numpy(), passes.to_numpy())
+        of_pass = np.pad(mine["number"].to_numpy(), 1, constant_values=(-1, -2))
+        other = passes.index.get_level_values("queue") != queue
+        inside |= other & (at[:, 0] == at[:, 1]) & (of_pass[at[:, 0]] == of_pass[at[:, 0] + 1])
+    key = pd.MultiIndex.from_arrays([own["queue"], number[own.index]])
+    return key.isin(passes.index[inside])
+
+
 def _are_messaged(own: pd.DataFrame, numbers: _Ints) -> bool:
     """Return whether each loader has received another message between its batches of one pass and those of the next."""
     ordered = own.assign(number=numbers).sort_values(["loader", "turn"], kind="stable")

@@ -27,14 +27,14 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
         ends = np.append(begins[1:], _next_call(rows, int(delivered[-1]), next_ns))
         return part.assign(depth=0, taken_ns=delivered, computed_ns=np.maximum(ends, delivered))
     requested, delivered = (part[name].to_numpy(np.int64) for name in ("requested_ns", "delivered_ns"))
-    depth = min(depth_of(requested, delivered), len(part))
+    read = part["read_ns"].fillna(0).to_numpy(np.int64)
+    depth = min(depth_of(requested, np.maximum(delivered, read)), len(part))  # quick loaders deliver before all are requested
     ready = np.maximum.accumulate(delivered)
     if is_requested_at_once(depth, len(part), part["loader"].nunique()):
         taken, computed = _even_steps(ready, _next_call(rows[rows["thread"] == main], int(ready[-1]), next_ns))
         return part.assign(depth=depth, taken_ns=taken, computed_ns=computed)
     waits = rows[(rows["thread"] == main) & rows["op"].isin([Op.POLL, Op.PIPE_READ])]
     clock = _BusyClock(waits)
-    read = part["read_ns"].fillna(0).to_numpy(np.int64)
     at_end = not takes_first and _requests_at_end(requested[depth:], read, waits)
     known = len(part) - depth + at_end  # batches whose taking is seen, since a request follows or precedes it
     taken = np.maximum(np.append(requested[len(part) - known :], ready[known:]), np.maximum(ready, read * at_end))
@@ -174,11 +174,11 @@ class _BusyClock:
         return found
 
 
-def depth_of(requested: _Ints, delivered: _Ints) -> int:
-    """Return the most batches that were requested and not yet taken.
+def depth_of(requested: _Ints, done: _Ints) -> int:
+    """Return the most batches that were requested and not yet taken. `done`: when each was delivered, or read by the rank.
 
     A rank takes batches in order, and requests another one for each. So the depth is the least n for which each batch is
-    requested only after the batch n places before it was delivered.
+    requested only after the batch n places before it was done.
     """
-    latest = np.maximum.accumulate(delivered)
+    latest = np.maximum.accumulate(done)
     return int((np.arange(len(requested)) - np.searchsorted(latest, requested, side="right")).max()) + 1

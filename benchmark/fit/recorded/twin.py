@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from iotwin import workload_yaml as c
-from iotwin.benchmark.fit.batches.labels import Labelled
+from iotwin.benchmark.fit.batches.labels import Labelled, describe_labels
 from iotwin.benchmark.fit.confidence import agreement, median_time
 from iotwin.benchmark.fit.coverage import KINDS, coverage_of
 from iotwin.benchmark.fit.fitted import Fitted, loss_notes
@@ -19,7 +19,7 @@ from iotwin.benchmark.fit.recorded.rows import ROW_COLUMNS, assemble, marks_of
 from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.units import counted, format_size
 from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_bounds, passes_of_first_rank, structure_of
-from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Op, RecordedBatches, TwinRecording
+from iotwin.workload_yaml.recording import DUPLICATED, RENAMED, SUFFIX, Header, Label, Op, RecordedBatches, TwinRecording
 
 RECORDING = f"twin{SUFFIX}"
 _DIRECTIONS: dict[str, list[int]] = {
@@ -48,6 +48,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
     batches, index = find_batches(job, labelled, tree, calls)
     columns, channels = assemble(tree, calls, marks_ns, rank)
     if batches is not None:
+        labelled = _of_passes(labelled, index)
         columns |= label_rows(columns, labelled.calls, index, thread_of, tree.begin_ns[0])
     structure = None if batches is None else structure_of(batches)
     step = None if structure is None else budgeted_step(job)
@@ -70,10 +71,17 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
             assumptions=_assumptions(job, recording, structure, labelled.steps is not None and labelled.steps.paced),
         ),
     )
-    evidence = {**_evidence(recording, moved), "edits": _edits(structure)}
+    evidence = {**_evidence(recording, moved), "edits": _edits(structure), "labels": describe_labels(job, labelled)}
     if time is not None and step is not None:
         evidence["memory"] = describe_budget(time, step)
     return Fitted(config, evidence, named.data, _confidence(batches), coverage, recording)
+
+
+def _of_passes(labelled: Labelled, index: NDArray[np.int64]) -> Labelled:
+    """Return the labelled calls with those as timed whose batch belongs to no pass. `index`: by batch, -1 for none."""
+    calls = labelled.calls
+    lost = (calls["batch"] >= 0) & (index[calls["batch"]] < 0)
+    return labelled._replace(calls=calls.assign(label=calls["label"].mask(lost, int(Label.TIMED))))
 
 
 def _editable(structure: RecordedStructure | None, time: c.Rematerialized | None) -> dict[str, Any]:

@@ -196,13 +196,24 @@ class RowBuilder:
         if batches_in_one > 1:
             batch = np.append(self._recording.columns["batch"], np.full(len(self._new), -1))[rows]
             columns = join_reads(columns, batch, self._recording, batches_in_one)
-        once = _last_removals(columns)
+        once = _last_removals(columns) & self._started(columns, np.array(threads)[columns["thread"]])
         columns = {name: columns[name][once].astype(kind) for name, kind in COLUMNS.items()}
         header = msgspec.structs.replace(
             self._recording.header, files=self._without_missing(columns), pipes=self._pipes, channels=self._channels,
             parents=self._parents, threads=threads, marks=self._marks, batches=None,
         )  # fmt: skip
         return replace(self._recording, header=header, columns=columns)
+
+    def _started(self, columns: dict[str, NDArray[Any]], process: _Ints) -> NDArray[np.bool_]:
+        """Return the mask of rows without those of recorded processes that no edited process starts any more."""
+        recorded = self._recording.columns
+        once = np.unique(recorded["subject"][recorded["op"] == Op.START])
+        alive, before = np.ones(len(process), np.bool_), -1
+        while alive.sum() != before:  # what an absent process starts is absent, too
+            before = alive.sum()
+            absent = np.setdiff1d(once, columns["subject"][alive & (columns["op"] == Op.START)])
+            alive &= ~np.isin(process, absent)
+        return alive
 
     def _column(self, name: str) -> NDArray[Any]:
         """Return a column of the original rows and the new ones."""

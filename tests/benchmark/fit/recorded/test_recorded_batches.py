@@ -48,6 +48,17 @@ def test_passes_of_loaders_are_epochs_and_evaluations(tmp_path, persistent):
     assert found.samples == [4, 4, 4, 4, 4, 4, 2, 4, 4] * 3
 
 
+@pytest.mark.parametrize("pins", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_evaluation_while_loaders_hold_batches_of_an_epoch_is_part_of_a_step(tmp_path, persistent, pins):
+    """Evaluations of 4 batches after steps 8, 16 and 24 of 30, the first of which is in the first epoch of 15."""
+    job = LoaderJob(evaluated=16, evaluate_every=9, interrupt_every=8, files=60, persistent=persistent, pins=pins)
+    found = batches_of(tmp_path, job)
+    assert [(each.training, each.batches, each.depth) for each in found.passes] == [(True, 15, 4)] * 2
+    computed = np.subtract(found.computed_ns, found.taken_ns) / 1e6
+    assert (computed[[7, 15, 23]] > 50).all() and np.delete(computed, [7, 15, 23]) == pytest.approx(20, abs=0.2)
+
+
 @pytest.mark.parametrize(("decode_ms", "waits"), [(0.5, False), (12.0, True)])
 def test_unpacking_a_batch_is_no_computation(tmp_path, decode_ms, waits):
     """Two loaders need 2 or 48 ms for a batch, the rank 13."""

@@ -52,6 +52,15 @@ def test_the_next_checkpoint_waits_for_the_last_one():
     assert aside.count(Op.WAIT) == aside.count(Op.POST) == aside.count(Op.OPEN) == 4
 
 
+@pytest.mark.parametrize(("factor", "evaluations"), [(2, 2), (0.5, 9)])
+def test_evaluations_after_every_so_many_steps_stay_so(factor, evaluations):
+    """48 steps of the run, which evaluates after every 10, also within epochs; 24 or 96 steps if so edited."""
+    job = {"evaluated": 8, "evaluate_every": 9, "interrupt_every": 10, "files": 96}
+    found, changed = edit(recorded(LoaderJob(**job)), Edits(batch=factor)), recorded(LoaderJob(**job, batch=round(4 * factor)))
+    assert reads(found) == reads(changed)
+    assert sum(count for (name, _, _), count in reads(found).items() if "held" in name) == 16 * evaluations
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_durable_checkpoints_are_synced_as_in_the_job_so_changed(background):
     usual, synced = (recorded(LoaderJob(**SAVING, syncs=syncs)) for syncs in (False, True))
