@@ -39,7 +39,7 @@ class DtrConfig:
 
     @property
     def budget_bytes(self) -> int | None:
-        """The memory budget; None without a limit."""
+        """The memory budget in bytes; None if there is no limit."""
         return None if self.memory_budget is None else parse_size(self.memory_budget)
 
 

@@ -22,7 +22,7 @@ from iotwin.workloads.dtr.tasks import training_task
 from iotwin.workloads.state.batches import ResumableBatches
 from iotwin.workloads.state.torch_state import weights_sha256
 
-# The parts of a step, in the order in which a log shows them, and their times in an account. In the step, they alternate.
+# The parts of a step in the order of the log, each with its time in an `Account`. In the step itself, the parts alternate.
 _PARTS = {"base_compute": "base_compute_s", "remat_compute": "remat_compute_s", "search": "search_s", "cost": "cost_s"}
 
 
@@ -100,7 +100,7 @@ class DtrJob:
         self._log.point(TENSOR_BYTES, self.session.used_bytes, at_ns=time.monotonic_ns())
 
     def log_other_budgets(self) -> None:
-        """Log what other budgets would cost, if the operations of a step are wanted."""
+        """Log what other budgets would cost, if the options request the operations of a step."""
         config = self._config
         if config.operations:
             from iotwin.workloads.dtr.other_budgets import log_other_budgets  # imports numba

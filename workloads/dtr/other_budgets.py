@@ -10,13 +10,13 @@ from iotwin.workloads.dtr.simulator.log_format import read_log
 from iotwin.workloads.dtr.simulator.simulate import UNLIMITED, SimulatedRun, SimulationSettings, simulate
 
 _SHARES = 40  # budgets that are simulated, between all memory and none
-_LIMIT = 4.0  # most time of all operations, as a multiple of the time without recomputation
+_LIMIT = 4.0  # a simulation ends if all operations take longer than this multiple of the time without recomputation
 
 
 def log_other_budgets(lines: Sequence[bytes], path: Path, heuristic: str, budget: int | None, log: MlLog) -> None:
-    """Write the operations of a step to `path`, and log what budgets down to the least feasible one cost by the simulator.
+    """Write the operations of a step to `path`. Log the simulated costs of budgets down to the smallest one that is possible.
 
-    `budget`: the job's own, which is one of them.
+    `budget`: the job's own, which is one of these budgets; None if it has none.
     """
     write_whole(path, b"".join(lines))
     graph, rule = read_log(path).graph, heuristic_named(heuristic)

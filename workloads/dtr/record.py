@@ -1,6 +1,6 @@
 """Records the operations of a PyTorch training step, below autograd, as a log for the simulator.
 
-The log counts the memory that a budget of `live` counts, so that a simulation and the runtime mean the same budget.
+The log counts the same memory as a budget of `live`, so that one budget means the same for the simulation and the runtime.
 
 The recorded times exclude the recorder's own work. The log releases a tensor when its Python object is deleted. It releases a
 tensor that autograd saves when autograd frees it.
@@ -69,7 +69,7 @@ def record_model(
 def record_step(
     session: Rematerialize | None, optimizer: torch.optim.Optimizer, step: Callable[[], Tensor]
 ) -> tuple[Tensor, "Recorder"]:
-    """Run `step`, which returns a loss, and its backward pass. Return the loss, and a recorder that has all operations.
+    """Run `step`, which returns a loss, and then the backward pass. Return the loss, and a recorder that has all operations.
 
     The log also has the tensors of the optimizer, which are in memory all the time. `session`: the budget in force; None if
     tensors are fake, which no budget can limit.
@@ -104,7 +104,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, session: Rematerialize | None = None, *, fake: bool = False) -> None:
         super().__init__()
         self._session, self._fake = session, fake
-        self._bytes_before = 0 if session is None else session.used_bytes  # without those of constants
+        self._bytes_before = 0 if session is None else session.used_bytes  # bytes in memory before, without those of constants
         self.operations = 0
         self.logging_ns = 0  # time spent in the recorder itself, not in the operations
         self._instructions: list[tuple[str, dict[str, Any]]] = []
@@ -133,7 +133,7 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # a memory budget pins tensors whose storage somebody reads
+        with torch._C.DisableTorchFunction():  # a memory budget would pin the tensors whose storage is read here
             return self._recorded(func, args, kwargs)
 
     def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):
     def _write_call(self, call: "_LoggedCall", fresh: list[Any], besides: int) -> None:
         """Log a call that returns the new tensors `fresh`.
 
-        `besides`: bytes that its kernels take, logged as a result that is released at once.
+        `besides`: bytes that the call's kernels take. They are logged as a result that is released at once.
         """
         results = [self._follow(tensor) for tensor in fresh]
         rows, own = list[tuple[str, int, int]](), set[int]()

@@ -19,7 +19,7 @@ from iotwin.workloads.unet3d.data import TrainingCases
 from iotwin.workloads.unet3d.loss import dice_cross_entropy
 from iotwin.workloads.unet3d.model import UNet3d
 
-# Of unet3d: channels at full resolution, times the resolution is halved, and voxels on each side of a crop.
+# For unet3d: channels at full resolution, how often the resolution is halved, and voxels on each side of a crop.
 _VOLUMES = {"paper": (32, 5, 128), "tiny": (4, 2, 16)}
 
 

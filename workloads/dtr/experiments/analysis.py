@@ -29,7 +29,7 @@ def read_errors(folder: Path) -> list[dict[str, Any]]:
 
 
 def data_of(experiment: DtrExperiment, settings: list[Setting], folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the data of all runs by model: parameters, and for each input the statistics of each measured column."""
+    """Return, by model, an entry for each run: its parameters, and for each input the statistics of each measured column."""
     failed = {error["file"] for error in read_errors(folder)}
     baselines: dict[tuple[str, int], Table] = {}  # key: model with its sizes, number of samples
     data: dict[str, list[dict[str, Any]]] = {model: [] for model in experiment.models}
@@ -107,7 +107,7 @@ def summary_text(experiment: DtrExperiment, data: dict[str, Any]) -> str:
 
 
 def _shown(entry: dict[str, Any], with_id: bool = True) -> dict[str, Any]:
-    """Return what the summary shows of a run's parameters."""
+    """Return those parameters of a run that the summary shows."""
     params = entry["specific_params"]
     shown: dict[str, Any] = {"type": params["type"]}
     budget = params.get("memory_budget")

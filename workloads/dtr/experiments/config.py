@@ -37,7 +37,7 @@ _DEFAULT_BATCH, _MOST_DEPTH = 8, 20
 
 @dataclass(frozen=True)
 class DtrExperiment:
-    """A configuration. `commands` are those of each model in `models`, with their defaults; a command's index is its number."""
+    """A configuration. `commands`: by model, its commands with their defaults. The number of a command is its index there."""
 
     name: str
     models: tuple[str, ...]
@@ -173,7 +173,7 @@ def _check_budget(where: str, command: dict[str, Any]) -> None:
 
 
 def _other_sizes(model: str) -> tuple[str, ...]:
-    """Return the keys of extra_params that are no sizes of our model: see `trials.model_words`."""
+    """Return the keys of extra_params that do not give a size of iotwin's model (see `Setting.model_words`)."""
     return ("input_size",) if model in ("lstm", "gru", "treelstm") else ()
 
 

@@ -16,7 +16,7 @@ _TIMEOUT_S = 60.0  # timeout of a command that specifies none, as in the authors
 class Setting:
     """One run: a model, the number of its command, and the command with one value for each key.
 
-    `same_name`: how many earlier runs would have a table of the same name, so that this one's gets a number.
+    `same_name`: the number of earlier runs whose table has the same name. If it is not 0, it is appended to this run's name.
     """
 
     model: str
@@ -31,7 +31,7 @@ class Setting:
 
     @property
     def file_name(self) -> str:
-        """Return the name of the run's table of measurements, as the authors' programs make it, and a number if it is taken."""
+        """Return the file name of the run's table, as in the authors' programs, with a number if an earlier run has that name."""
         params = self.params
         kind = params.get("kind")
         if self.is_baseline:
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def budget_bytes(self) -> int | None:
-        """Return the budget; None if there is none, or if it is a ratio of a peak that has not been measured."""
+        """Return the budget in bytes; None if there is none, or if it is a ratio of a peak that has not been measured."""
         budget = self.params.get("memory_budget", -1)
         return int(budget) if budget > 0 else None
 
@@ -84,14 +84,14 @@ class Setting:
         return self.params.get("dry_run", experiment.dry_run), self.params.get("n_reps", experiment.n_reps)
 
     def inputs(self, experiment: DtrExperiment) -> int:
-        """Return the number of inputs, each of which is measured by a process."""
+        """Return the number of inputs. A separate process measures each input."""
         return int(self.params.get("n_inputs", experiment.n_inputs))
 
     def model_words(self) -> tuple[str, int]:
-        """Return the model with its sizes, as `iotwin dtr train` reads it, and the number of samples in a batch.
+        """Return (the model with its sizes, as an argument of `iotwin dtr train`; the number of samples in a batch).
 
-        In the authors' programs, `batch_size` is the length of a sequence for lstm, and the depth of a tree for treelstm unless
-        `dep` is given. `input_size` is then the number of samples.
+        In the authors' programs, `batch_size` is the length of a sequence for lstm and gru. For treelstm, it is the depth of a
+        tree, unless `dep` is given. In these cases, `input_size` is the number of samples.
         """
         extra = self._extra
         sizes: Sizes = {key: extra[key] for key in sizes_of(self.model, "paper") if key in extra}
@@ -124,5 +124,5 @@ def unfolded(command: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def with_peak(setting: Setting, peak_bytes: int) -> Setting:
-    """Return `setting` with the budget that its ratio gives, if the model without a budget has the peak `peak_bytes`."""
+    """Return `setting` with a budget in bytes: its ratio times `peak_bytes`, the model's peak memory without a budget."""
     return replace(setting, params={**setting.params, "memory_budget": peak_bytes * float(setting.params["ratio"])})

@@ -1,6 +1,6 @@
 """Runs an experiment by stages, and keeps its results in the folders of the authors' dashboard.
 
-Each stage leaves a status {"success", "message"}. Tables, data files and logs of earlier runs remain, so that a history grows.
+Each stage writes a status {"success", "message"}. Tables, data files and logs of earlier runs are not removed.
 """
 
 import datetime
@@ -63,7 +63,7 @@ class ResultFolders:
 
 @dataclass
 class ExperimentRun:
-    """A run of an experiment: what it is given, and the statuses of its stages so far."""
+    """A run of an experiment: its inputs, and the statuses of its stages so far."""
 
     experiment: DtrExperiment
     folders: ResultFolders
@@ -82,8 +82,9 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Run an experiment and write its results to `directory`. Return the document of ``iotwin dtr run``.
 
-    With `resume`, runs of the same configuration that the latest tables in `directory` hold are not measured again. Raises
-    IotwinError if a run fails and the configuration does not have report_errors. `url`: where the summary is posted, or None.
+    With `resume`, a run is not measured again if the latest tables in `directory` have it, and come from the same configuration.
+    `url`: where the summary is posted; None: nowhere.
+    Raises IotwinError if a run fails and the configuration does not have report_errors.
     """
     _claim(directory)
     lock = hold_lock(directory / ".lock")
@@ -218,7 +219,7 @@ def _measure_one(run: ExperimentRun, setting: Setting, errors: list[dict[str, An
 
 
 def _with_budget(run: ExperimentRun, setting: Setting) -> Setting:
-    """Return `setting` with its budget in bytes. A peak that no baseline has had so far is measured."""
+    """Return `setting` with its budget in bytes. For a ratio, measure the peak unless a baseline has done so."""
     if setting.params.get("kind") != "ratio":
         return setting
     name = json.dumps(setting.model_words())
@@ -251,7 +252,7 @@ def _write_page(run: ExperimentRun) -> None:
 
 
 def _post(run: ExperimentRun, url: str) -> dict[str, Any]:
-    """Post the summary, or the reason why there is none, and return the status of that."""
+    """Post the summary, or the reason why there is none, and return the status of this stage."""
     failed = [f"Failed at stage {stage}:\n{status['message']}" for stage, status in run.statuses.items() if not status["success"]]
     text = failed[0] if failed else read_foreign_json(run.folders.of("summary") / "summary.json")["value"]
     duration = run.statuses.get("run", {}).get("time_delta", "unknown")

@@ -16,7 +16,7 @@ _FIRST = ("input", "rep", "num_retries", *MEASURED)
 
 
 def table_text(setting: Setting, rows: list[Row]) -> str:
-    """Return the table of a run: a line for each measured step. What was not measured is empty."""
+    """Return the table of a run: a line for each measured step. The cells of columns that were not measured are empty."""
     columns = (*_FIRST, *(key for key in setting.params if key not in MEASURED))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -31,7 +31,7 @@ def _cell(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as read: by input and column, the numbers of all steps; columns without numbers are missing."""
+    """A table that was read: by input and column, the numbers of all steps. Columns without numbers are left out."""
 
     inputs: dict[int, dict[str, list[float]]]
     retries: int | None

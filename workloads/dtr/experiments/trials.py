@@ -1,4 +1,4 @@
-"""Measures one run of an experiment: a process of ``iotwin dtr train`` for each input, repeated if it fails and may be."""
+"""Measures one run of an experiment: a process of ``iotwin dtr train`` for each input. A failed process may be repeated."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 class ActionResult(NamedTuple):
-    """How a process of ``iotwin dtr`` ended: its exit status (None if it took too long), stdout and stderr."""
+    """How a process of ``iotwin dtr`` ended: its exit status (None if it exceeded its timeout), stdout and stderr."""
 
     status: int | None
     output: str
@@ -83,7 +83,7 @@ class Machine:
 
 @dataclass
 class Measurement:
-    """The rows of a run's table, the number of repeated attempts, and the first error with its input, or None."""
+    """The rows of a run's table, the number of repeated attempts, and the first error with its input (None without an error)."""
 
     rows: list[Row]
     retries: int = 0
@@ -141,7 +141,7 @@ def _attempts(
 
 
 def reason_of_failure(result: ActionResult, limit_s: float) -> str:
-    """Return why an action failed that had `limit_s` seconds: the last line that it printed on stderr, if there is one."""
+    """Return why an action failed: the last line that it printed on stderr, if there is one. `limit_s`: its timeout."""
     if result.status is None:
         return f"took more than {limit_s:g} s"
     if result.status < 0:
@@ -151,7 +151,7 @@ def reason_of_failure(result: ActionResult, limit_s: float) -> str:
 
 
 def _is_final(result: ActionResult) -> bool:
-    """Return whether a repeated attempt would fail in the same way: training under a budget is deterministic."""
+    """Return whether a repeated attempt would fail in the same way, since training under a budget is deterministic."""
     return result.status in (1, 2) and result.errors.strip().startswith("iotwin dtr train:")
 
 

@@ -28,7 +28,7 @@ def check_url(url: str) -> str:
 
 
 def message(title: str, text: str, duration: str, failed: bool, notify: tuple[str, ...]) -> dict[str, Any]:
-    """Return the message for an experiment that succeeded or failed. `notify`: those whom the message of a failure addresses."""
+    """Return the message for an experiment that succeeded or failed. `notify`: users whom the message mentions if it failed."""
     value = f"_Duration: {duration}_\n\n{text}"
     if failed and notify:
         value += f"\nATTN: {', '.join(f'<@{name}>' for name in notify)}"

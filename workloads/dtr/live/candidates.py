@@ -1,4 +1,4 @@
-"""Scores of the values that can be evicted: which of them has the lowest."""
+"""Finds the value with the lowest score among those that can be evicted."""
 
 from time import perf_counter_ns
 from typing import Any
@@ -51,7 +51,7 @@ class Candidates(ValueGraph):
             self._neighbourhoods.changed(slot)
 
     def recompute_ns(self, slot: int) -> float:
-        """Return what computing the value of the row again costs, by the heuristic: with what must be computed before it."""
+        """Return the ns that recomputing the row's value and the evicted values that it needs takes, by the heuristic."""
         if self._sets is not None:
             self._sets.settle()
         found = self._numerators(np.array([slot])) if self._heuristic.cost != kernel_codes.UNIT else [self.cost[slot]]

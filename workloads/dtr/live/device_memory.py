@@ -1,4 +1,4 @@
-"""The device whose memory is limited: how its allocator rounds, how operations are timed on it, its random generator."""
+"""The device whose memory is limited: how its allocator rounds sizes, the times of operations, and its random generator."""
 
 from time import perf_counter_ns
 from typing import Any
@@ -16,7 +16,7 @@ _CUDA_BLOCK = 512  # PyTorch's allocator rounds sizes up to multiples of it
 def usable_device(name: str, present: bool = True) -> torch.device:
     """Return the CPU or the GPU with this name. Raises UsageError if it is neither, or if PyTorch cannot use that GPU.
 
-    `present`: False if the GPU need not be there.
+    If `present` is False, the machine need not have that GPU.
     """
     try:
         device = torch.device(name)
@@ -34,14 +34,14 @@ def usable_device(name: str, present: bool = True) -> torch.device:
 class DeviceMemory:
     """A CPU or a CUDA GPU.
 
-    On the CPU, only the bytes of storages are known; on a GPU, also those that kernels take for themselves.
+    On a CPU, only the bytes of storages are known. On a GPU, the bytes that kernels allocate for themselves are known, too.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu and device.index is None else device
         self._allocator_peak = 0
-        # The most bytes that a GPU's allocator may have allocated, unknown to us, since it was last asked.
+        # An upper limit of the bytes that a GPU's allocator may have allocated since it was last queried.
         self.unseen = 0
         if self.is_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -51,10 +51,10 @@ class DeviceMemory:
         return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK if self.is_gpu else size
 
     def allocated(self) -> int:
-        """Return the bytes that are allocated on a GPU; 0 for a CPU, whose allocator does not count."""
+        """Return the bytes that are allocated on a GPU; 0 for a CPU, whose allocator does not count its bytes."""
         if not self.is_gpu:
             return 0
-        # torch.cuda.memory_allocated returns the same after sorting all of the allocator's numbers.
+        # torch.cuda.memory_allocated returns the same number, but first sorts all of the allocator's statistics.
         return int(torch._C._cuda_memoryStats(self.device.index)["allocated_bytes"]["all"]["current"])
 
     def spare(self, size: int) -> int:
@@ -62,20 +62,20 @@ class DeviceMemory:
         return _UNSPLIT if self.is_gpu and size > _UNSPLIT else 0
 
     def forget_peak(self) -> None:
-        """Begin to measure the peak anew; `allocator_peak` remembers the former one."""
+        """Begin to measure PyTorch's peak anew. `allocator_peak` still includes the former peak."""
         if self.is_gpu:
             self._allocator_peak = self.allocator_peak()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def allocator_peak(self) -> int:
-        """Return the most bytes that PyTorch's allocator has had allocated on a GPU, kernels' included; 0 for a CPU."""
+        """Return the most bytes that PyTorch's allocator has had allocated on a GPU, with those of kernels; 0 for a CPU."""
         return max(self._allocator_peak, torch.cuda.max_memory_allocated(self.device)) if self.is_gpu else 0
 
     def timed(self, plan: AllocationPlan, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, int]:
-        """Run an operation and return (its result, its time in ns). The plan learns the shortest time, and what kernels allocate.
+        """Run an operation and return (its result, its time in ns). Update the plan's shortest time and its kernels' bytes.
 
-        A GPU computes after the call returned. There, only the first calls of a plan are waited for, and timed; the time of
-        another call is that of the plan.
+        A GPU computes after the call has returned. There, only the first calls of a plan are timed, since timing must wait for
+        the GPU. For later calls, the plan's time is returned.
         """
         if not self.is_gpu:
             begin = perf_counter_ns()

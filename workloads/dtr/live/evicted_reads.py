@@ -9,7 +9,7 @@ from typing import Any
 
 _C = ctypes.CDLL(None)
 _SA_SIGINFO = 4
-# The processor does not name the address that was read, as none has its form. Other wild pointers give the same.
+# The processor reports no address for such a read, as no valid address has this form. Other wild pointers look the same.
 _SI_KERNEL, _CODE_AT = 0x80, 8
 _ADDRESS_AT = 16  # offset in siginfo_t, as is _CODE_AT
 _TEXT = (

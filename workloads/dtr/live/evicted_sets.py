@@ -1,8 +1,8 @@
-"""Sets of evicted values that edges connect, as the heuristic h_eq counts them: the numerator SETS of the scores.
+"""Sets of evicted values that edges of the graph connect, for the heuristic h_eq: the numerator SETS of the scores.
 
-A value that is evicted joins the sets of its evicted neighbours to one. A value that is computed again leaves its set, which
-stays whole. A value in memory is charged for each set that has a neighbour of it (`ValueGraph.charges`). The charges follow each
-change, so that a choice needs no search.
+When a value is evicted, it and the sets of its evicted neighbours become one set. When it is computed again, it leaves its set;
+the other values of the set remain together. A value in memory is charged for each set that contains one of its neighbours: the
+set's cost is part of the value's entry in `ValueGraph.charges`. Each change updates the charges, so a choice needs no search.
 """
 
 from iotwin.workloads.dtr.live.graph import ValueGraph
@@ -20,12 +20,12 @@ class _EvictedSet:
 
 
 class EvictedSets:
-    """Keeps the sets of a graph. Before `settle` is called first, they are not needed, and evictions are only noted."""
+    """Maintains the sets of a graph. Until the first call of `settle`, no sets are made, and evictions are only noted."""
 
     def __init__(self, graph: ValueGraph) -> None:
         self._graph = graph
         self._set_of: dict[int, _EvictedSet] = {}
-        self._charged_for: dict[int, set[_EvictedSet]] = {}  # by charged row: the sets that it is charged for
+        self._charged_for: dict[int, set[_EvictedSet]] = {}  # by row: the sets that the row is charged for
         self._unsettled: dict[int, None] = {}
         self._needed = False
 
@@ -56,7 +56,7 @@ class EvictedSets:
             found.charged.discard(row)
 
     def settle(self) -> None:
-        """Join the sets of the values that left memory so far; from now on, each eviction does so at once."""
+        """Make the sets of the values that have left memory so far. From now on, each eviction updates the sets at once."""
         for row in self._unsettled:
             self._unite(row)
         self._unsettled.clear()
@@ -82,7 +82,7 @@ class EvictedSets:
                 self._charge(neighbour, largest)
 
     def _merge(self, one: _EvictedSet, other: _EvictedSet) -> None:
-        """Make `other` a part of `one`. A row that was charged for both is charged for the same sum."""
+        """Add the set `other` to the set `one`. For a row that was charged for both, the sum of the charges does not change."""
         self._raise(one.charged - other.charged, other.cost)
         for row in other.charged:
             self._charged_for[row].discard(other)
@@ -98,14 +98,14 @@ class EvictedSets:
             charges[row] += cost
 
     def _charge(self, row: int, found: _EvictedSet) -> None:
-        """Charge a row for a set, unless it is charged for it."""
+        """Charge a row for the set `found`, unless this was done before."""
         if row not in found.charged:
             found.charged.add(row)
             self._charged_for.setdefault(row, set()).add(found)
             self._graph.charges[row] += found.cost
 
     def _leave(self, row: int) -> None:
-        """Take a row out of its set, and the charge for the set from rows that now have no neighbour in it."""
+        """Remove a row from its set. Rows that now have no neighbour in the set are no longer charged for it."""
         found, cost = self._set_of.pop(row), self._graph.cost[row]
         found.rows.discard(row)
         found.cost -= cost

@@ -1,4 +1,4 @@
-"""The values that can be computed again, as rows of a graph: which are in memory, and what each was computed from."""
+"""A graph of the values that can be computed again: which of them are in memory, and from which others each was computed."""
 
 from array import array
 from collections import deque
@@ -6,25 +6,25 @@ from typing import Any
 
 import numpy as np
 
-NONE, EVICTABLE, LOCKED, EVICTED = 0, 1, 2, 3  # what a row stands for: nothing, or a value of this state
+NONE, EVICTABLE, LOCKED, EVICTED = 0, 1, 2, 3  # the state of a row: unused, or that of its value
 
 
 class ValueGraph:
     """A row per value that can be computed again, and an edge from each value to those computed from it.
 
-    Columns are arrays of Python, whose single elements are read and written faster than those of numpy. `view` returns them for
-    numpy. They stay short, as scores are computed from whole columns: free rows at the front are used first.
+    Columns are Python's arrays, whose single elements are read and written faster than numpy's. `view` returns a column as a
+    numpy array. Scores are computed from whole columns, so columns must stay short: new values take free rows at the front.
     """
 
     def __init__(self) -> None:
         self.values: list[Any] = []  # a weak reference to the value of each row
         self.state = array("b")
         self.size = array("q")  # bytes
-        self.cost = array("q")  # ns of its operation
-        self.charges = array("q")  # ns of evicted values that are added to its cost in its score (`EvictedSets`)
+        self.cost = array("q")  # ns of the operation that computes the value
+        self.charges = array("q")  # ns of evicted values, which the score adds to the value's own cost (`EvictedSets`)
         self.accessed = array("q")  # the runtime's clock at the latest access
         self.parents: list[list[int]] = []  # rows of the values from which the row's value was computed
-        self.children: list[list[int]] = []  # rows of the values that were computed from it
+        self.children: list[list[int]] = []  # rows of the values that were computed from the row's value
         self.evictable_bytes = 0
         self.dead: deque[int] = deque()  # rows of values that no longer exist
         self._free: list[int] = []

@@ -23,8 +23,8 @@ _FIRST_CALL_BYTES = 32 << 20
 class BudgetError(IotwinError):
     """The budget is too small for an operation, even if all that can be evicted is evicted.
 
-    `reason` describes the operation. With a budget below `least_bytes`, no choice of evictions would have been enough.
-    `enough_bytes`: a budget that was enough; None if unknown.
+    `reason` describes the operation. With a budget below `least_bytes`, no choice of evictions makes the operation fit.
+    `enough_bytes`: a budget with which training succeeded; None if unknown.
     """
 
     def __init__(self, reason: str, least_bytes: int, enough_bytes: int | None = None) -> None:
@@ -56,14 +56,14 @@ class DtrMemory:
         self.dead: deque[Stored] = deque()  # storages that were freed since the last call of settle_deaths
 
     def find(self, storage: UntypedStorage) -> Stored:
-        """Return what is known of a storage that an operation reads."""
+        """Return the record of a storage that an operation reads."""
         try:
             return storage._iotwin_dtr
         except AttributeError:
             return self.adopt(storage, counted=self.device.is_gpu)
 
     def adopt(self, storage: UntypedStorage, counted: bool = False) -> Stored:
-        """Begin to follow a storage. `counted`: its bytes are part of `used` already, since a GPU had allocated them before."""
+        """Begin to track a storage. `counted`: its bytes are part of `used` already, since a GPU had allocated them before."""
         stored = Stored(storage, self.dead.append)
         managed = storage.device == self.device.device
         stored.bytes = self.device.rounded(storage.nbytes()) if managed else storage.nbytes()
@@ -77,13 +77,13 @@ class DtrMemory:
         return stored
 
     def counted(self, storage: UntypedStorage) -> int:
-        """Return the bytes of the budget that a storage takes in memory: 0 on another device."""
+        """Return the bytes that a storage takes from the budget while it is in memory: 0 if it is on another device."""
         stored = getattr(storage, "_iotwin_dtr", None)
         size = storage.nbytes() if stored is None else stored.bytes  # an evicted storage may have no bytes
         return self.device.rounded(size) if storage.device == self.device.device else 0
 
     def measure(self) -> int:
-        """Return the bytes in use, after all deaths of storages, and as a GPU's allocator counts them."""
+        """Return the bytes in use, without freed storages. On a GPU, they are those that the allocator counts."""
         self.settle_deaths()
         if self.device.unseen:
             self.used, self.device.unseen = self.device.allocated(), 0
@@ -98,9 +98,9 @@ class DtrMemory:
         self._storages.clear()
 
     def settle_deaths(self) -> None:
-        """Forget the storages that PyTorch has freed. As long as operations refer to their contents, these can be computed again.
+        """Forget the storages that PyTorch has freed. Contents to which operations still refer can be computed again.
 
-        PyTorch may free a storage in any thread, while this object is in use. So its death was only noted at that time.
+        PyTorch may free a storage in any thread, while this object is in use. So it was only put into `dead` at that time.
         """
         while self.dead:
             stored = self.dead.popleft()
@@ -112,12 +112,12 @@ class DtrMemory:
                 stored.owner = None
                 if value.stored is stored:
                     self.lost(value)
-                del value  # if nothing needs it any more, its row is buried now
+                del value  # if nothing else refers to the value, its row is removed now
         if self.candidates.dead:
             self.candidates.bury()
 
     def lost(self, value: Value) -> None:
-        """Note that a value has no storage any more, or is about to be overwritten there."""
+        """Note that a value no longer has a storage, or that its storage is about to be overwritten."""
         value.stored = value.kept = None
         if value.slot and self.candidates.state[value.slot] != EVICTED:
             self.candidates.evicted(value.slot)
@@ -135,7 +135,7 @@ class DtrMemory:
         return self.used != before
 
     def content(self, stored: Stored) -> Value:
-        """Return the content of a storage. If nothing is known of it, it is a value that cannot be computed again."""
+        """Return the content of a storage: a new value that cannot be computed again if no operation on the storage is known."""
         value = stored.value
         if value is None:
             value = Value(stored.bytes)
@@ -147,7 +147,7 @@ class DtrMemory:
         return False
 
     def reserve(self, size: int, purpose: Any, spare: int = 0) -> None:
-        """Evict until `size` bytes fit into the budget, and `spare` more if possible. Raises BudgetError if `size` do not fit."""
+        """Evict until `size` bytes fit into the budget, if possible `spare` more. Raises BudgetError if `size` does not fit."""
         self.settle_deaths()
         device = self.device
         if self.used + device.unseen + size + spare > self.limit:
@@ -177,7 +177,7 @@ class DtrMemory:
     def fits(self, plan: AllocationPlan, locked_bytes: int) -> bool:
         """Return True if a call fits without an eviction.
 
-        locked_bytes: of values that could be evicted if the call did not read them.
+        `locked_bytes`: bytes of values that could be evicted if the call did not read them.
         """
         total = self.used + plan.bytes
         if total + self.device.unseen > self.limit or (self.device.is_gpu and not plan.calls):
@@ -193,7 +193,7 @@ class DtrMemory:
         if self.offload is not None and value.saved is None:
             self._save(value, stored, self.offload)
         if stored.owner is not value:
-            self.lost(value)  # only the runtime kept it: its storage ends with this reference
+            self.lost(value)  # only the runtime referred to the value, so its storage is freed with this reference
         elif stored.evict():
             self.used -= stored.bytes
             self.candidates.evicted(value.slot)
@@ -209,4 +209,4 @@ class DtrMemory:
             return
         value.saved = offload.save(storage)
         if value.saved is not None:
-            self.candidates.cost[value.slot] = round(offload.load_ns(size))  # from now on, it costs no more to bring it back
+            self.candidates.cost[value.slot] = round(offload.load_ns(size))  # it can now be read back

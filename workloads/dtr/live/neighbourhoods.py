@@ -1,4 +1,4 @@
-"""The evicted values that a value reaches along edges through evicted values: the numerators of h_DTR, MSPS and DTRUnopt."""
+"""The evicted values that can be reached from a value through evicted values only: the numerators of h_DTR, MSPS and DTRUnopt."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ _UP, _DOWN = 0, 1
 
 
 class Neighbourhoods:
-    """Searches a graph of values. What a search found is kept until one of the values that it saw changes."""
+    """Searches a graph of values. The result of a search is cached until one of the values that the search met changes."""
 
     def __init__(self, graph: ValueGraph) -> None:
         self._graph = graph
         self._found: tuple[dict[int, set[int]], dict[int, set[int]]] = ({}, {})
 
     def costs(self, rows: Any, kind: int) -> Any:
-        """Return for each row the cost of what it reaches, on the sides that the numerator `kind` names."""
+        """Return, for each row, the total cost of the evicted values that it reaches on the sides of the numerator `kind`."""
         cost = self._graph.cost
         if kind == kernel_codes.ANCESTORS:
             return np.array([sum(cost[other] for other in self._search(row, _UP)) for row in rows.tolist()])
@@ -27,7 +27,7 @@ class Neighbourhoods:
         return np.array([sum(cost[other] for side in (_UP, _DOWN) for other in self._search(row, side)) for row in rows.tolist()])
 
     def latest(self, rows: Any) -> Any:
-        """Return for each row the latest access to it or to what it reaches on either side."""
+        """Return, for each row, the latest access to its value or to a value that it reaches on either side."""
         accessed = self._graph.accessed
         return np.array([max(accessed[other] for other in (row, *self._both(row))) for row in rows.tolist()])
 
@@ -50,7 +50,7 @@ class Neighbourhoods:
         return found
 
     def changed(self, row: int) -> None:
-        """Forget the searches that meet `row`, as its value left memory or came back."""
+        """Forget the searches that met `row`, since its value was evicted or came back into memory."""
         for side in (_UP, _DOWN):
             if self._found[side]:
                 # A search upwards meets the row if it began at one of the row's descendants, and vice versa.
@@ -64,7 +64,7 @@ class Neighbourhoods:
                                 waiting.append(other)
 
     def forget(self, row: int) -> None:
-        """Forget what `row` reached, and the searches that met it, since it no longer stands for a value."""
+        """Forget the searches from `row` and those that met it, since the row no longer has a value."""
         for side in (_UP, _DOWN):
             self._found[side].pop(row, None)
         self.changed(row)

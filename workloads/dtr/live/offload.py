@@ -21,7 +21,7 @@ _PROBES = 4  # pieces that are written and read at the beginning, to learn how f
 
 
 class SavedCopy:
-    """The bytes of a value in the file. Its place in the file is free again when nothing refers to it."""
+    """The bytes of a value in the file. When nothing refers to this object any more, its part of the file can be used again."""
 
     def __init__(self, file: "OffloadFile", offset: int, size: int) -> None:
         self._file, self._offset, self.size = file, offset, size
@@ -35,7 +35,7 @@ class SavedCopy:
 
 
 class OffloadFile:
-    """A file without a name in `folder`. Raises UsageError if it cannot be made there, or not be written."""
+    """A file without a name in `folder`. Raises UsageError if it cannot be created or written there."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -45,7 +45,7 @@ class OffloadFile:
         self._buffer = mmap.mmap(-1, _PIECE_BYTES)  # begins at a page, as direct reads and writes must
         self._piece = torch.frombuffer(self._buffer, dtype=torch.uint8)
         self._end = 0
-        self._free: defaultdict[int, list[int]] = defaultdict(list)  # offsets of free places by their size
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # offsets of unused ranges of the file, by size
         self._full = False
         self.written_bytes = self.read_bytes = 0
         self.write_ns = self.read_ns = 0
@@ -66,7 +66,7 @@ class OffloadFile:
 
     @property
     def traffic_bytes(self) -> tuple[int, int]:
-        """The bytes written and read, without the measurement at the beginning."""
+        """Return (bytes written, bytes read), without those of the measurement at the beginning."""
         return self.written_bytes - self._probed[0], self.read_bytes - self._probed[1]
 
     def save(self, storage: UntypedStorage) -> SavedCopy | None:
@@ -121,7 +121,7 @@ class OffloadFile:
                 done += got
 
     def _take(self, size: int) -> int:
-        """Return the offset of a free place for `size` bytes."""
+        """Return the offset of an unused range of `size` bytes."""
         places = self._free[_whole_blocks(size)]
         if places:
             return places.pop()

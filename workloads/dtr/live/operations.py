@@ -1,4 +1,4 @@
-"""What is known of an operation of PyTorch before it runs: what it modifies, if it is random, how many bytes it allocates."""
+"""Properties of PyTorch operations before they run: what they modify, whether they are random, how many bytes they allocate."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from iotwin.workloads.dtr.live.values import storage_of
 # Arguments that an operation modifies although its schema does not name them: (names, position of the flag `training`).
 _BATCH_NORM = (("running_mean", "running_var"), 5)
 _UNDECLARED = {"native_batch_norm": _BATCH_NORM, "cudnn_batch_norm": _BATCH_NORM, "miopen_batch_norm": _BATCH_NORM}
-# Their operations modify or send their arguments while the program goes on.
+# Namespaces of operations that modify or send their arguments while the program continues.
 _ASYNCHRONOUS = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
 # Operations on a GPU that may return other bits when they are computed again: their result depends on the order in which threads
 # add (as PyTorch documents for torch.use_deterministic_algorithms, and flash attention for its gradients), or cuDNN keeps a
@@ -36,7 +36,7 @@ _NOT_REPEATABLE_ON_GPU = {
     "upsample_bilinear2d_backward", "upsample_linear1d_backward", "upsample_trilinear3d_backward", "_ctc_loss_backward",
     "_cudnn_ctc_loss",
 }  # fmt: skip
-# Their result is a sum or mean that remains in the storage of all elements. On tensors without data, the storage is small.
+# The result is a sum or mean, but its storage is as large as that of all elements. On tensors without data, it is small.
 _REDUCED_IN_STORAGE = {"binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"}
 # Results up to this size, such as losses and counters, are never evicted: the record of how to compute them is larger.
 TINY_BYTES = 1024
@@ -45,7 +45,7 @@ _LARGEST_INDEX = 8  # bytes of an element of an index tensor
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Properties of an operation that do not depend on its arguments."""
+    """The properties of an operation that its arguments do not change."""
 
     func: Any
     view: bool  # returns a view of its argument, and reads no data
@@ -65,7 +65,7 @@ class Facts:
         return tensors_in([_argument(args, kwargs, position, name) for position, name in self.written])
 
 
-# The facts of operations by their id(), as the hash of an operation is a function of Python.
+# The facts of operations by their id(): to hash an operation calls a Python function, which is slow.
 known_facts: dict[int, Facts] = {}
 
 
@@ -120,7 +120,7 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
 
 
 class Argument:
-    """A tensor among the arguments of an operation: its number among the tensors that the operation reads, type and shape."""
+    """A tensor among an operation's arguments: its index among the tensors that the operation reads, its type and its shape."""
 
     __slots__ = ("dtype", "number", "size", "stride")
 
@@ -128,7 +128,7 @@ class Argument:
         self.number, self.dtype, self.size, self.stride = number, tensor.dtype, tensor.size(), tensor.stride()
 
     def on(self, storage: UntypedStorage, offset: int) -> Tensor:
-        """Return the tensor on another storage."""
+        """Return a tensor of this type and shape on another storage."""
         return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, offset, self.size, self.stride)
 
 
@@ -139,9 +139,9 @@ class AllocationPlan:
 
     def __init__(self, fresh_bytes: int, spare_bytes: int) -> None:
         self.fresh_bytes = fresh_bytes  # bytes of the storages that it allocates for its results
-        self.spare_bytes = spare_bytes  # the most by which its allocations can exceed that, as blocks are not split
+        self.spare_bytes = spare_bytes  # the most by which its allocations can exceed `fresh_bytes` (`DeviceMemory.spare`)
         self.workspace_bytes = 0  # most bytes that its kernels allocate for themselves, and free before it returns
-        self.bytes = fresh_bytes + spare_bytes  # all of them
+        self.bytes = fresh_bytes + spare_bytes  # the sum of all three
         self.cost_ns = 0  # the shortest time that a call took so far
         self.calls = 0
         self.args: Any = None  # its arguments, with an `Argument` in place of each tensor; None: not known yet
@@ -154,7 +154,7 @@ class AllocationPlan:
             self.workspace_bytes = size
 
     def keep_arguments(self, args: Any, kwargs: dict[str, Any]) -> None:
-        """Keep the arguments of a call for those that repeat it."""
+        """Store the arguments of a call, for calls that repeat it."""
         read: list[Argument] = []
         self.args = _without_tensors(args, read)
         self.kwargs = dict(zip(kwargs, _without_tensors(kwargs.values(), read), strict=True))
@@ -236,17 +236,17 @@ _strided = torch.strided
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return True if a tensor is nothing but a view of a storage with bytes."""
+    """Return True if a tensor is an ordinary strided view of a storage, with no pending conjugation or negation."""
     if tensor.__class__ not in _PLAIN_TYPES or tensor.layout is not _strided or tensor.is_neg():
         return False
     return tensor.dtype not in _UNUSUAL_TYPES or not (tensor.is_quantized or tensor.is_conj())
 
 
 def signed(values: Iterable[Any], read: list[Tensor], signature: list[Any]) -> bool:
-    """Add the tensors among `values` to `read`, and what determines the sizes of results to `signature`.
+    """Return True if `signature` determines the sizes of the operation's results.
 
-    That is: devices, types and shapes of tensors, and all other values. Return False if a tensor is not plain; the signature is
-    of no use then.
+    Adds every tensor in `values` to `read`. Adds the tensors' devices, types, shapes and strides to `signature`, and all other
+    values. Returns False if a tensor is no ordinary strided tensor (`is_plain`).
     """
     plain = True
     for value in values:

@@ -19,17 +19,17 @@ from iotwin.workloads.dtr.live.values import CAN_SWAP, Operation, Stored, Value
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
 # Content of up to this size is copied before it is overwritten, if something that was computed from it can be evicted: the
-# running means of batch normalisation, for example. For larger content, the shorter way is taken.
+# running means of batch normalisation, for example. Larger content is copied only if `before_write` cannot avoid it.
 _COPIED_BYTES = 1 << 16
-# How often inputs that are in memory may be given up while the inputs of one operation are computed again. The limit ends a
-# computation that makes no progress.
+# How often inputs in memory may be unlocked, so that they can be evicted, while the inputs of one operation are computed again.
+# The limit ends a computation that makes no progress.
 _MOST_UNLOCKED = 100
 
 
 class _WaitingOperation:
     """An operation whose inputs are brought to memory. They are locked, except `unlocked`, which may be evicted meanwhile.
 
-    `operation`: what runs again once they are there; None for the operation that the program has called.
+    `operation`: the operation to run again once its inputs are in memory; None for the one that the program has called.
     """
 
     def __init__(self, operation: Operation | None, inputs: list[Value]) -> None:
@@ -40,7 +40,7 @@ class _WaitingOperation:
 
 
 class Rematerializer(DtrMemory):
-    """Brings values to memory: computes evicted ones again, and prepares for writes into what others were computed from."""
+    """Brings values to memory: recomputes evicted ones, and prepares for writes into values from which others were computed."""
 
     def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
         super().__init__(budget, heuristic, device, **choice)
@@ -62,8 +62,8 @@ class Rematerializer(DtrMemory):
     def release_dropped(self) -> bool:
         """Free storages that only the runtime keeps. Return False if there are none.
 
-        What was computed from them is never evicted again. An example is the batch of an earlier step, if gradients that were
-        computed from it are still to be used.
+        Values computed from them are never evicted again. An example is the batch of an earlier step, if gradients that were
+        computed from this batch are still needed.
         """
         if self._releasing:
             return False
@@ -76,7 +76,7 @@ class Rematerializer(DtrMemory):
                 if torch._C._storage_Use_Count(value.kept._cdata) <= _USED_BY_RUNTIME:
                     self._keep_dependants(value)
         except BudgetError:
-            pass  # what depends on it does not fit
+            pass  # the values computed from it do not fit
         finally:
             self._releasing = False
         return self.used < before
@@ -105,7 +105,7 @@ class Rematerializer(DtrMemory):
                 except BudgetError as error:
                     if not self._unlock_all_but_last(waiting):
                         raise
-                    self.least = least  # what waits need not be in memory
+                    self.least = least  # the inputs of waiting operations need not be in memory
                     rest -= 1
                     if not rest:
                         raise BudgetError(f"{error.reason}, as inputs that wait for it evict one another", least) from None
@@ -115,7 +115,10 @@ class Rematerializer(DtrMemory):
             raise
 
     def _go_on(self, waiting: list[_WaitingOperation], missing: Value | None) -> None:
-        """Run the last operation again; if its input `missing` is not None, load it or append the operation that computes it."""
+        """Take one step for the last operation: load its input `missing`, or append the operation that computes this input.
+
+        If `missing` is None, the last operation has all its inputs; run it again.
+        """
         last = waiting[-1]
         if missing is None:
             if last.operation is not None and self._repeat(last.operation):
@@ -131,9 +134,9 @@ class Rematerializer(DtrMemory):
             raise RuntimeError("a value is missing that no operation computes")
 
     def _unlock_all_but_last(self, waiting: list[_WaitingOperation]) -> bool:
-        """Let the inputs of all operations but the last be evicted. Return False if that frees nothing.
+        """Allow the eviction of the inputs of all operations but the last. Return False if no input can be evicted for that.
 
-        Evicted inputs are computed once more, after the computation that needs their memory now.
+        Inputs that are then evicted are computed once more, after the operation that needs their memory now.
         """
         found = False
         for each in waiting[:-1]:
@@ -171,9 +174,9 @@ class Rematerializer(DtrMemory):
             self._place(value, content, None)
 
     def _repeat(self, operation: Operation) -> bool:
-        """Run an operation again, whose inputs are in memory, and keep those of its results that are missing and of use.
+        """Run an operation again, whose inputs are in memory. Keep those of its results that are evicted and may still be read.
 
-        Return False if the program dropped an input meanwhile, which must be computed first.
+        Return False if the program dropped an input meanwhile: that input must be computed first.
         """
         wanted = [
             value
@@ -208,9 +211,9 @@ class Rematerializer(DtrMemory):
         return True
 
     def _place(self, value: Value, content: UntypedStorage, holder: Stored | None) -> None:
-        """Put a recomputed result into the value's storage, or keep the result's own storage if the program dropped the value's.
+        """Put a recomputed result into the value's storage. If the program dropped that storage, keep the result's own one.
 
-        `holder`: the record of the result's storage, `content`, if its bytes are part of `used`.
+        `content`: the result's storage. `holder`: the record of this storage if its bytes are part of `used`, else None.
         """
         stored = value.stored
         if stored is not None and stored.fill(content):  # the program holds the storage
@@ -249,8 +252,8 @@ class Rematerializer(DtrMemory):
     def before_write(self, stored: Stored, read_again: bool) -> None:
         """Prepare for an operation that overwrites content that nothing can compute again.
 
-        If something computed from it can be evicted, either the content is copied, or what depends on it is never evicted
-        again. `read_again`: the operation itself has results that can be evicted.
+        If a value computed from this content can be evicted, either the content is copied, or such values are never evicted
+        again. `read_again`: results of the operation itself can be evicted, and were computed from this content.
         """
         value = stored.value
         if value is None or value.operation is not None:
@@ -268,13 +271,13 @@ class Rematerializer(DtrMemory):
         value.stored.seen, stored.seen = weakref.ref(value), None
 
     def keep_dependants(self, stored: Stored) -> None:
-        """Compute all that was computed from a storage and that the program holds, and never evict it again."""
+        """Bring all values that were computed from a storage and that the program holds to memory, and never evict them again."""
         value = stored.value
         if value is not None and stored.owner is None:
             self._keep_dependants(value)
 
     def _keep_dependants(self, value: Value) -> None:
-        """Compute all that was computed from `value` and that the program holds, and never evict it again."""
+        """Bring all values that were computed from `value` and that the program holds to memory, and never evict them again."""
         found, waiting, seen = [], [value], {value}
         while waiting:
             for reference in waiting.pop().users:
@@ -285,13 +288,13 @@ class Rematerializer(DtrMemory):
                         waiting.append(result)
                         if result.stored is not None and result.stored.owner is result:
                             found.append(result)
-        for one in sorted(found, key=lambda value: value.resident):  # what is missing first, while the rest can be evicted
+        for one in sorted(found, key=lambda value: value.resident):  # evicted values first, while the others can still be evicted
             if one.stored is not None and one.stored.owner is one and one.stored() is not None:
                 with self.held([one]):
                     self._make_constant(one)
 
     def _make_constant(self, value: Value) -> None:
-        """Forget how to compute a value that is in memory, so that it is never evicted again."""
+        """Remove the operation that computes a value in memory, so that the value is never evicted again."""
         stored = value.stored
         kept = stored() if stored is not None else None
         if stored is not None and kept is not None:
@@ -306,7 +309,7 @@ class Rematerializer(DtrMemory):
                 self._make_constant(value)
 
     def pin_all(self) -> None:
-        """Bring everything that the program holds to memory, beyond the budget if it does not fit, and never evict it again."""
+        """Bring all values that the program holds to memory, beyond the budget if necessary, and never evict them again."""
         self.settle_deaths()
         for stored in list(self._storages):
             try:
@@ -325,7 +328,7 @@ class Rematerializer(DtrMemory):
             stored.seen = None
 
     def computed_by(self, operation: Operation, results: list[Stored], wanted: list[Stored]) -> None:
-        """Set the contents of the storages that an operation made or wrote: `wanted` are those that it can compute again."""
+        """Set the contents of the storages that an operation made or wrote. `wanted`: those that it can compute again."""
         parents = [one.slot for one in operation.inputs if one.slot]
         for stored in results:
             if stored not in wanted:

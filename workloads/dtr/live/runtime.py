@@ -31,14 +31,14 @@ from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 
 
 class Runtime(TorchDispatchMode):
-    """While it is entered, the storages of `device` that its threads' operations touch take at most `budget` bytes together."""
+    """A context manager: within it, the storages of `device` that operations of its threads touch take at most `budget` bytes."""
 
     def __init__(self, budget: int, heuristic: Heuristic, device: torch.device, **choice: Any) -> None:
         super().__init__()
         self.memory = Rematerializer(budget, heuristic, device, **choice)
         self.untracked = False  # True: results are never evicted
         self._lock = threading.RLock()
-        self._inert = False  # True: operations are not seen, in a forked process or after the end
+        self._inert = False  # True in a forked process and after the end: operations run without the runtime
         os.register_at_fork(after_in_child=_Forget(self))
 
     @classmethod
@@ -54,18 +54,18 @@ class Runtime(TorchDispatchMode):
             return func(*args, **kwargs)
         # Several threads may run operations, such as autograd's of a GPU. One at a time may change what is in memory.
         with self._lock:
-            if self._inert:  # since the end, for which this thread has waited
+            if self._inert:  # the runtime ended while this thread waited for the lock
                 return func(*args, **kwargs)
             return self._view(func, args, kwargs) if facts.view else self._run(func, facts, args, kwargs)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the runtime for a call that is no operation, and hide from it the operations that it computes itself."""
+        """Lock the runtime for a call of its methods. Operations that the runtime runs in the block do not enter it again."""
         with self._lock, torch._C._DisableTorchDispatch():
             yield
 
     def _view(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return a view, for which no data need be in memory. Where evicted storages have no bytes, PyTorch may object."""
+        """Return a view. Its data need not be in memory, unless evicted storages have no bytes and PyTorch refuses the view."""
         try:
             return func(*args, **kwargs)
         except RuntimeError:
@@ -75,7 +75,7 @@ class Runtime(TorchDispatchMode):
                 return func(*args, **kwargs)
 
     def _run_pinned(self, func: Any, facts: Facts, args: Any, kwargs: dict[str, Any], read: list[Tensor]) -> Any:
-        """Run an operation that may keep its arguments, or change their storages; these are never evicted from now on."""
+        """Run an operation that may keep its arguments, or change their storages. Its arguments are never evicted from now on."""
         for tensor in read:
             self.pin(tensor)
         result = func(*args, **kwargs)
@@ -111,7 +111,7 @@ class Runtime(TorchDispatchMode):
                 self._inert = True
 
     def keep_dependants(self, tensors: list[Tensor]) -> None:
-        """Compute what was computed from `tensors` and is evicted, and never evict it again: they are about to change."""
+        """Bring the values computed from `tensors` to memory, and never evict them again: `tensors` are about to change."""
         with self._alone():
             for tensor in tensors:
                 if is_plain(tensor):
@@ -183,7 +183,7 @@ class Runtime(TorchDispatchMode):
         contents = call.contents
         if contents is None:
             contents = [one.owner or content(one) for one in inputs]
-        if call.blind:  # any content will do, so that nothing need be copied before it is overwritten
+        if call.blind:  # the content does not matter, so that it need not be copied before it is overwritten
             contents = [_unseen(one) if one in call.written else value for one, value in zip(inputs, contents, strict=True)]
         if inputs is call.stored:
             tensors = [(index, tensor.storage_offset()) for index, tensor in enumerate(call.read)]
@@ -203,7 +203,7 @@ class Runtime(TorchDispatchMode):
 
 
 class _Call:
-    """A call of an operation. read: the tensors among its arguments, those that it modifies included; stored: their storages."""
+    """A call of an operation. `read`: the tensors among its arguments, with those that it modifies; `stored`: their storages."""
 
     __slots__ = (
         "args", "blind", "contents", "facts", "func", "inputs", "kwargs", "plan", "read", "read_again", "stored", "tracked",
@@ -218,14 +218,14 @@ class _Call:
         self.read, self.stored = read, stored
         self.inputs = inputs  # the storages, each once
         self.tracked = tracked  # it may be recorded
-        self.read_again = False  # results that can be evicted depend on what it modifies
-        self.blind = False  # no result depends on what it modifies (running means of batch normalisation)
+        self.read_again = False  # results that can be evicted depend on tensors that the call modifies
+        self.blind = False  # no result depends on tensors that the call modifies (running means of batch normalisation)
         self.written: list[Stored] = []
         self.contents: list[Value] | None = None  # of `inputs` before the call, if they are locked
 
 
 class _Forget:
-    """Marks a runtime as one in a forked process, where nothing is limited. Keeps no runtime alive."""
+    """Called in a forked process: switches the runtime off there. It has only a weak reference to the runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = weakref.ref(runtime)
@@ -237,7 +237,7 @@ class _Forget:
 
 
 def _unseen(stored: Stored) -> Value:
-    """Return a value for whatever content a storage has at the time of reading."""
+    """Return a value that stands for the content that a storage has when an operation reads it, whatever the content is then."""
     value = Value(stored.bytes)
     value.stored, value.kept = stored, stored()
     return value

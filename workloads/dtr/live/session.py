@@ -1,4 +1,4 @@
-"""Enters and leaves a memory budget around somebody's training loop."""
+"""A context manager that puts the user's training loop under a memory budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Account:
 
     budget_bytes: int | None  # None: no limit
     peak_bytes: int
-    allocator_peak_bytes: int  # by PyTorch's allocator of a GPU, with what kernels take; 0 on a CPU
+    allocator_peak_bytes: int  # by PyTorch's allocator of a GPU, with the bytes that kernels take; 0 on a CPU
     least_bytes: int  # the smallest budget with which each operation so far could have run
     evictions: int
     rematerializations: int
@@ -63,15 +63,18 @@ class Account:
 
 
 class Rematerialize(ExitStack):
-    """A context manager: while it is entered, PyTorch's tensors on one device take at most `budget` bytes.
+    """A context manager: within its block, PyTorch's tensors on one device take at most `budget` bytes.
 
-    Results of operations are evicted and computed again as DTR's `heuristic` chooses; all numbers stay equal bit for bit. Counts
-    the tensors that operations read or make. On a CPU, the memory that a kernel frees before it returns is not known.
+    It evicts results of operations as DTR's `heuristic` chooses, and computes them again; all numbers remain equal bit for bit.
+    The budget covers the tensors that operations read or make. On a CPU, it does not cover memory that a kernel frees before it
+    returns.
 
-    budget: bytes, or a text such as "4GiB"; None: no limit, but an account. device: "cpu" or a GPU ("cuda", "cuda:1"); by
-    default the GPU, if there is one. sampling, ignore_small: search fewer candidates, as DTR's prototype can. offload: a folder
-    for a file in which evicted tensors are saved if that is faster than computing them again.
-    Raises UsageError for wrong values, and BudgetError from within the block if an operation does not fit.
+    * `budget`: bytes, or a text such as "4GiB"; None: no limit, but `account` measures.
+    * `device`: "cpu" or a GPU ("cuda", "cuda:1"); by default the GPU, if there is one.
+    * `sampling`, `ignore_small`: search fewer candidates for eviction, as DTR's prototype can.
+    * `offload`: folder for a file in which evicted tensors are saved if that is faster than computing them again.
+
+    Raises UsageError for wrong values, and BudgetError within the block if an operation does not fit.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Rematerialize(ExitStack):
         self.callback(_entered.release)
         self.enter_context(explained_reads(NOWHERE, 2 * NOWHERE))
         self.callback(self._runtime.end)
-        self.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code allocates without operations
+        self.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code would allocate memory outside of operations
         self.enter_context(_pinning_readers(self._runtime))
         self.enter_context(shared_with_threads(self._runtime))
         self.callback(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -103,7 +106,7 @@ class Rematerialize(ExitStack):
         return self
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Compute the gradients that were evicted while the parameters are still those that they were computed from."""
+        """Compute evicted gradients before the optimizer changes the parameters from which they were computed."""
         self._runtime.untracked = True
         self._runtime.keep_dependants([p for group in optimizer.param_groups for p in group["params"]])
 
@@ -138,13 +141,13 @@ class Rematerialize(ExitStack):
         return self._runtime.used_bytes()
 
     def storage_bytes(self, tensor: Tensor) -> int:
-        """Return the bytes of the budget that a tensor's storage takes in memory: 0 on another device."""
+        """Return the bytes that a tensor's storage takes from the budget while it is in memory: 0 if it is on another device."""
         return self._runtime.memory.counted(storage_of(tensor))
 
     def take_latest_call(self) -> tuple[int, int]:
         """Return (shortest time in ns, bytes that its kernels allocate in addition to its results) of the latest operation.
 
-        Both are 0 if no operation has computed anything since this method was called last. Views do not.
+        Both are 0 if no operation except views has run since the last call of this method.
         """
         memory = self._runtime.memory
         plan, memory.latest = memory.latest, None
@@ -159,7 +162,7 @@ class Rematerialize(ExitStack):
 def _pinning_readers(runtime: Runtime) -> Iterator[None]:
     """While the block runs, pin a tensor before a method reads its memory without an operation.
 
-    The methods of `torch.Tensor` are exchanged, as a `TorchFunctionMode` would slow down every function of tensors.
+    The methods of `torch.Tensor` are replaced, since a `TorchFunctionMode` would slow down every function of tensors.
     """
     own = {name: Tensor.__dict__[name] for name in _READERS if name in Tensor.__dict__}
     for name in _READERS:

@@ -1,4 +1,4 @@
-"""Threads that compute within somebody's memory budget: PyTorch's dispatch modes hold only for the thread that enters them."""
+"""Puts new threads under the memory budget, too: PyTorch's dispatch modes hold only for the thread that enters them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def shared_with_threads(mode: TorchDispatchMode) -> Iterator[None]:
     """Enter `mode`. Threads that start within the block enter it, too, and so does work submitted there to a ThreadPoolExecutor.
 
-    A thread that outlives the block stays in the mode.
+    A thread that runs on after the block remains in the mode.
     """
     entered = threading.local()
     start: Callable[..., None] = threading.Thread.start
@@ -24,7 +24,7 @@ def shared_with_threads(mode: TorchDispatchMode) -> Iterator[None]:
     def within(work: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(work)
         def enter_and_work(*args: Any, **kwargs: Any) -> Any:
-            if hasattr(entered, "mode"):  # a pool's work in a thread that started within the block
+            if hasattr(entered, "mode"):  # submitted work that runs in a thread which started within the block
                 return work(*args, **kwargs)
             _python_dispatch._push_mode(mode)  # the mode's own __enter__ keeps the state of one thread
             entered.mode = mode

@@ -20,13 +20,13 @@ from iotwin.workloads.models import build, default_batch
 from iotwin.workloads.models.built import Built
 
 _WARM_UP = 2  # first steps, which are not part of the slowdown
-_SEARCHED_S = 20  # how long to search for a budget that is enough, after one that was refused
-_PRECISION = 0.05  # by what share of it a budget that is enough may exceed one that was refused
+_SEARCHED_S = 20  # seconds of search for a sufficient budget, after a budget was too small
+_PRECISION = 0.05  # the search ends if the sufficient budget exceeds one that is too small by at most this share
 
 
 @dataclass(frozen=True)
 class BudgetedTraining:
-    """What to train. `batch`: samples in a step; None: the model's own number."""
+    """What to train. `batch`: samples in a step; None: the model's default."""
 
     model: str
     preset: str = "tiny"
@@ -38,7 +38,11 @@ class BudgetedTraining:
 
 @dataclass
 class TrainedModel:
-    """The outcome of training: seconds of each step, losses, sizes, and digests of the last gradients and of the weights."""
+    """What a training run measured: seconds and loss of each step, and bytes of one batch's inputs and of the model's parameters
+    and buffers.
+
+    It also has the SHA-256 of the gradients after the last step, and of the weights.
+    """
 
     step_s: list[float]
     losses: list[float]
@@ -57,7 +61,7 @@ def train(training: BudgetedTraining, budget: int | None = None, *, ratio: float
           search: bool = True, **choice: Any) -> dict[str, Any]:  # fmt: skip
     """Train under a budget in bytes, or under `ratio` of the peak memory without a budget; return a document.
 
-    search: look for a budget that is enough if the given one is not. choice: the options of `Rematerialize`, such as `heuristic`.
+    `search`: if the budget is too small, search for one that is enough. `choice`: options of `Rematerialize`, like `heuristic`.
     With `compare_plain`, the document has the ratio of step times (`slowdown`, from medians), and whether gradients, losses and
     weights are equal bit for bit.
     Raises BudgetError if the budget cannot be kept, UsageError if the model or an option is unknown.
@@ -79,9 +83,9 @@ def train(training: BudgetedTraining, budget: int | None = None, *, ratio: float
 
 
 def train_plain(training: BudgetedTraining) -> dict[str, Any]:
-    """Train without a budget, by PyTorch alone; return the document of `train`, in which what a budget costs is None.
+    """Train without a budget, by PyTorch alone. Return the document of `train`, in which the costs of a budget are None.
 
-    The peak memory is that of two further steps, which are counted.
+    The peak memory comes from two further steps, in which tensors are counted.
     """
     unknown = dict.fromkeys(field.name for field in fields(Account))
     return _document(training, _train(training), unknown | {"peak_bytes": _without_limit(training).peak_bytes})
@@ -101,12 +105,12 @@ def _document(training: BudgetedTraining, trained: TrainedModel, account: dict[s
 def _with_enough(error: BudgetError, training: BudgetedTraining, limit_s: float, choice: dict[str, Any]) -> BudgetError:
     """Return the error with the bytes below which no budget is possible, and with a budget that was enough for two steps.
 
-    The latter is found by trying budgets until `limit_s` seconds have passed. If it is 0, it is not looked for.
+    The latter is found by trying budgets until `limit_s` seconds have passed. If `limit_s` is 0, it is None.
     """
     if limit_s:
         note(f"the budget is refused; looking for one that is enough, for at most {limit_s:.0f} s")
     free, until = _without_limit(training), perf_counter() + limit_s
-    # Training that was refused early has not seen the operation that needs most.
+    # If training failed at an early operation, the operation that needs most memory has not run yet.
     least = low = max(error.least_bytes, free.least_bytes)
     enough = max(least, free.peak_bytes)
     while enough > low * (1 + _PRECISION) and perf_counter() < until:
@@ -121,7 +125,7 @@ def _with_enough(error: BudgetError, training: BudgetedTraining, limit_s: float,
 
 
 def _without_limit(training: BudgetedTraining) -> Account:
-    """Return the account of two steps without a budget; the second one has the optimizer's state in memory from the beginning."""
+    """Return the account of two steps without a budget. During the whole second step, the optimizer's state is in memory."""
     with Rematerialize(None, device=training.device) as unlimited:
         _train(training, steps=2)
     return unlimited.account

@@ -1,7 +1,7 @@
 """The contents of storages, and the operations that computed them.
 
-A storage of PyTorch holds one `Value` at a time. An operation that writes into the storage gives it another one. A value whose
-bytes are not in memory is computed again from the values that its operation read.
+A storage of PyTorch holds one `Value` at a time. If an operation writes into the storage, it then holds another value. A value
+whose bytes are not in memory is computed again from the values that its operation read.
 """
 
 import weakref
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, UntypedStorage
 
 # Newer versions of PyTorch can exchange the memory of two storages. With older ones, an evicted storage has no bytes at all, and
-# its content is copied back, for which both must fit into memory.
+# a recomputed content is copied into it. For this, two copies must fit into memory.
 CAN_SWAP = hasattr(UntypedStorage, "_swap_data_ptr_")
-# Returns the storage of a tensor. The method `untyped_storage` also pins it within a budget (`session`).
+# Returns the storage of a tensor. Unlike the method `untyped_storage`, it does not pin the tensor within a budget (`session`).
 storage_of = torch._C.TensorBase.untyped_storage
-# An address that no process may read, on any processor of 64 bits and on GPUs: reading it ends the process at once, rather than
-# giving wrong numbers. Bit 55 belongs neither to a user's addresses nor to the bits that ARM ignores.
+# An address that no process may read, on any 64-bit processor and on GPUs. A read of it ends the process at once, instead of
+# returning wrong numbers. Bit 55 is neither part of a process's addresses nor one of the bits that ARM ignores.
 NOWHERE = 1 << 55
 
 
 class Value:
-    """The content of a storage between two writes. `operation` computes it; None if nothing can, so that it is never evicted."""
+    """The content of a storage between two writes. `operation` computes it. If that is None, the value is never evicted."""
 
     __slots__ = ("__weakref__", "bytes", "graph", "kept", "locks", "operation", "output", "saved", "slot", "stored", "users")
 
@@ -33,7 +33,7 @@ class Value:
         self.kept: UntypedStorage | None = None  # keeps the storage alive although the program dropped it
         self.saved: Any = None  # its `SavedCopy` in a file, if it was evicted to one
         self.locks = 0  # operations that are about to read it
-        self.users: list[weakref.ref[Operation]] = []  # the operations that read it
+        self.users: list[weakref.ref[Operation]] = []  # the recorded operations that read it
         self.slot = 0  # its row in `graph`; 0 if it has none
         self.graph: Any = None
 
@@ -51,7 +51,7 @@ class Value:
         return stored is not None and stored.resident and stored() is not None
 
     def forget(self) -> None:
-        """Forget how to compute it, so that it is never evicted."""
+        """Remove the operation that computes this value. Since the value can no longer be recomputed, it is never evicted."""
         if self.slot:
             self.graph.remove(self.slot)
             self.slot = 0
@@ -59,7 +59,7 @@ class Value:
 
     def __del__(self) -> None:
         if self.slot:
-            self.graph.dead.append(self.slot)  # in any thread, which may not change the graph
+            self.graph.dead.append(self.slot)  # this may be any thread, and only one may change the graph
 
 
 class Operation:
@@ -73,26 +73,26 @@ class Operation:
         self.inputs = inputs
         self.tensors = tensors  # for each tensor that it reads: the index in `inputs`, and the offset in the storage
         self.random_state: Tensor | None = random_state  # state of the generator before it ran
-        self.gradients = torch.is_grad_enabled()  # some kernels return less if no gradients are wanted
+        self.gradients = torch.is_grad_enabled()  # some kernels return fewer results if no gradients are needed
         self.written: list[int] = []  # which of `inputs` it modifies
         # Computed values: for each storage of the results in order, then for each modified input. None: not of interest.
         self.outputs: list[weakref.ref[Value] | None] = []
 
     def results(self) -> "list[Value]":
-        """Return those of its results that are of interest."""
+        """Return the computed values that are recorded and still exist."""
         found = (reference() for reference in self.outputs if reference is not None)
         return [value for value in found if value is not None]
 
 
 class Stored(weakref.ref[UntypedStorage]):
-    """A weak reference to a storage of PyTorch that an operation has touched. The storage has it as an attribute."""
+    """A weak reference to a storage of PyTorch that an operation has touched. It is stored as an attribute of that storage."""
 
     __slots__ = ("bytes", "managed", "owner", "resident", "seen")
     bytes: int  # size of its allocation
-    managed: bool  # lies in the memory that the budget is for
+    managed: bool  # is on the device that the budget limits
     resident: bool
-    owner: Value | None  # the content, if it can be computed again: the storage keeps its history alive
-    seen: weakref.ref[Value] | None  # the content otherwise; operations keep it alive
+    owner: Value | None  # the content if it can be computed again. The storage keeps this value and its operation alive
+    seen: weakref.ref[Value] | None  # the content otherwise. Only operations keep this value alive
     __hash__, __eq__ = object.__hash__, object.__eq__
 
     @property
@@ -108,7 +108,7 @@ class Stored(weakref.ref[UntypedStorage]):
         return found
 
     def evict(self) -> bool:
-        """Free the memory. Tensors on the storage keep their shape, and point nowhere. Return False if it was freed before."""
+        """Free the memory. Tensors on the storage keep their shape, but have no data. Return False if PyTorch freed it before."""
         storage = self()
         if storage is None:
             return False
@@ -120,9 +120,9 @@ class Stored(weakref.ref[UntypedStorage]):
         return True
 
     def fill(self, content: UntypedStorage) -> bool:
-        """Bring the storage back to memory, with the content of another one of the same size, which is of no use afterwards.
+        """Bring the storage back to memory, with the content of another storage of the same size. The other one is then unusable.
 
-        Return False if PyTorch freed the storage before.
+        Return False if PyTorch freed this storage before.
         """
         storage = self()
         if storage is None:

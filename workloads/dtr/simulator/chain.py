@@ -1,4 +1,4 @@
-"""Simulates what the DTR paper's theory is about, with unit costs and sizes: training steps of chains, and an adversary."""
+"""Simulates the cases of the DTR paper's theorems, with costs and sizes of 1: training steps of chains, and an adversary."""
 
 import math
 import re
@@ -43,7 +43,7 @@ def unit_chain(layers: int) -> Graph:
 
 
 def adversary(steps: int, settings: SimulationSettings) -> Graph:
-    """Return the graph of Theorem 3.2, in which any heuristic recomputes much: as many chains as fit tensors, from one root.
+    """Return the graph of Theorem 3.2: from one root, as many chains as tensors fit into memory. Any heuristic recomputes much.
 
     Each step extends a chain of which the heuristic has no tensor in memory. The graph is shorter if the budget does not suffice.
     """
@@ -78,8 +78,8 @@ def run_chain(
 ) -> dict[str, Any]:
     """Simulate a chain of so many layers, or with `against` the adversary's graph of so many steps. Return a JSON object.
 
-    It has the recomputed operations and the metadata accesses. With `residency`, it also has which tensors are in memory: 0 or 1,
-    in a row for each tensor and a column for each unit of time.
+    The object has the recomputed operations and the metadata accesses. With `residency`, it also has a matrix with a row for each
+    tensor and a column for each unit of time: 1 if the tensor is in memory, else 0.
     """
     tensors = chain_budget(budget, layers)
     settings = SimulationSettings(heuristic, tensors, overhead_limit=limit, events=residency)
@@ -100,7 +100,7 @@ def run_chain(
 
 
 def theory_lines(layers: list[int]) -> dict[str, list[float]]:
-    """Return, for each of the rules "Chen" and "Treeverse", how often operations are repeated in theory, one number per length n.
+    """Return, for the rules "Chen" and "Treeverse", the theoretical number of repeated operations for each length n of a chain.
 
     `layers` lists the lengths. The number is n for Chen's rule, and T(n) = n/2 + 2 T(n/2) with T(1) = 2 for Treeverse.
     """
@@ -112,7 +112,7 @@ def theory_lines(layers: list[int]) -> dict[str, list[float]]:
 
 
 def growth(document: dict[str, Any]) -> dict[str, Any]:
-    """Return curves of the recomputed operations over the length, of the runs that passed and in theory, for a picture."""
+    """Return curves for a picture: recomputed operations by length, of the runs that passed and in theory."""
     curves: dict[str, dict[int, float]] = {}
     for run in document["runs"]:
         if run["remat_ops"] and run["result"] == "pass":  # the axis is logarithmic
