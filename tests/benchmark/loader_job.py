@@ -177,7 +177,7 @@ class LoaderJob:
             step += 1
             if not self.save_first and self.save_after and step % self.save_after == 0:
                 now = self._save(made, now, f"{self.root}/out/step_{step}.pt", 200_000)
-            if self.interrupt_every and step < _NEVER and step % self.interrupt_every == 0:
+            if self.interrupt_every and step < _NEVER and step % self.interrupt_every == 0 and index < len(batches) - 1:
                 now = self._evaluate(made, now)
         return now, step
 

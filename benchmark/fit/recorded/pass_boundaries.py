@@ -1,5 +1,8 @@
 """Assigns a rank's batches to passes over the samples, and decides which passes train."""
 
+from collections import Counter
+from itertools import chain
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -66,7 +69,9 @@ def are_interruptions(own: pd.DataFrame, evaluations: pd.DataFrame) -> NDArray[n
     through one pipe. The evaluation's batches are requested and read between two requests, or reads, of batches of the epoch.
     """
     found = np.zeros(len(own), np.bool_)
-    if "queue" not in own or own["queue"].nunique() < 2:
+    if "key" in own:
+        return _read_within_passes(own["key"].tolist()) if evaluations.empty else found
+    if own["queue"].nunique() < 2:
         return found
     moments = own[["queue", "requested_ns", "read_ns"]].melt("queue", value_name="at_ns", ignore_index=False).dropna()
     lives = moments.groupby("queue")["at_ns"].agg(["min", "max"])
@@ -85,6 +90,26 @@ def are_interruptions(own: pd.DataFrame, evaluations: pd.DataFrame) -> NDArray[n
         inside |= other & (at[:, 0] == at[:, 1]) & (of_pass[at[:, 0]] == of_pass[at[:, 0] + 1])
     key = pd.MultiIndex.from_arrays([own["queue"], number[own.index]])
     return key.isin(passes.index[inside])
+
+
+def _read_within_passes(keys: list[set[int]]) -> NDArray[np.bool_]:
+    """Return which batches of a rank that reads itself interrupt a pass. `keys`: the regions that each batch reads.
+
+    They read what is read more often than most regions, and each interruption reads all of it. If the job ended within an epoch,
+    some regions of the epoch have been read once more than others.
+    """
+    counts = Counter(chain.from_iterable(keys))
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    often = np.array([min(map(counts.__getitem__, key), default=0) > usual + 1 for key in keys])
+    if not often.any():
+        return often
+    numbers = np.full(len(keys), -1)
+    numbers[~often] = numbers_of_repeats([key for key, other in zip(keys, often.tolist(), strict=True) if not other])
+    read, inside = set[frozenset[int]](), False
+    for run in np.split(np.flatnonzero(often), np.flatnonzero(np.diff(np.flatnonzero(often)) > 1) + 1):
+        read.add(frozenset(chain.from_iterable(keys[each] for each in run.tolist())))
+        inside |= run[0] > 0 and run[-1] + 1 < len(keys) and numbers[run[0] - 1] == numbers[run[-1] + 1]
+    return often if inside and len(read) == 1 else np.zeros(len(keys), np.bool_)
 
 
 def _are_messaged(own: pd.DataFrame, numbers: _Ints) -> bool:

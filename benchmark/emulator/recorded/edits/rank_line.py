@@ -94,7 +94,7 @@ class RankLine:
             at += 1 + len(each.moments)
             self._between.append(stretches[at - 1])
         training = [each for each in self._passes if each.training]
-        self._rare, rare = find_rare_steps([each.steps for each in training])
+        self._rare, rare = find_rare_steps(self._passes)
         runs = [
             [after_computation(each.steps, is_rare, index) for index in run]
             for each, is_rare in zip(training, rare, strict=True)

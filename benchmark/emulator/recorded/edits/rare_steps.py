@@ -1,11 +1,13 @@
 """Finds what a rank does only after few of its steps, such as a checkpoint, and decides when an edited rank does it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 
 
@@ -13,29 +15,37 @@ class RareSteps(NamedTuple):
     """The rare steps: training steps after which the rank does more than after others, over all epochs.
 
     `steps`: their indices in the run; `within`: their indices in their epochs; `epochs`: their epochs; `lengths`: number of steps
-    of each recorded epoch.
+    of each recorded epoch. `evaluated`: an evaluation follows each epoch.
     """
 
     steps: list[int]
     within: list[int]
     epochs: list[int]
     lengths: list[int]
+    evaluated: bool = False
 
     def due(self, epoch: int, index: int, step: int, length: int, asked: int | None = None) -> int | None:
         """Return which of the rare steps an edited rank repeats after the step at `index` of `epoch`, None for none.
 
         `step`: index of the step in the edited run; `length`: steps of the edited epoch. `asked`: the interval of the edited run,
-        in steps. If it is not given, a regular interval in steps of the run remains; else the same steps of each epoch; else the
-        same shares of epochs.
+        in steps. If it is not given, the first rule that fits the recording applies:
+
+        * Rare steps and the evaluations after epochs divide each edited epoch evenly, as they divided the recorded ones.
+        * A regular interval in steps of the run remains.
+        * The same steps of each epoch are rare.
+        * Steps at the same shares of epochs are rare.
         """
         every, late = self._interval()
         every = asked or every
-        if every:
+        if every and (asked or not self._divide_epochs()):
             number, rest = divmod(step + 1 - late, every)
             return (number - 1) % len(self.steps) if rest == 0 and number > 0 else None
         of_epochs = [
             [at for at, own in zip(self.within, self.epochs, strict=True) if own == each] for each in sorted(set(self.epochs))
         ]
+        if self._divide_epochs():
+            ends = [(part + 1) * length // (len(of_epochs[0]) + 1) - 1 for part in range(len(of_epochs[0]))]
+            return ends.index(index) if index in ends else None
         if len(of_epochs) > 1 and all(each == of_epochs[0] for each in of_epochs):
             return of_epochs[0].index(index) if index in of_epochs[0] else None
         own = epoch % len(self.lengths)
@@ -45,6 +55,12 @@ class RareSteps(NamedTuple):
             if each == own and at * length // self.lengths[own] == index
         ]
         return found[0] if found else None
+
+    def _divide_epochs(self) -> bool:
+        """Return whether the rare steps and the ends of epochs, which an evaluation follows, come at even intervals."""
+        ends = np.cumsum(self.lengths) - 1
+        intervals = np.diff(np.sort(np.concatenate([[-1], self.steps, ends])))
+        return self.evaluated and np.ptp(intervals) <= 1
 
     def _interval(self) -> tuple[int, int]:
         """Return (interval between rare steps in steps of the run, 0 if it is irregular; steps until the calls appear).
@@ -58,18 +74,19 @@ class RareSteps(NamedTuple):
         return (every, late) if np.abs(regular - self.steps).max() <= 1 and 0 <= late <= 1 else (0, 0)
 
 
-def find_rare_steps(epochs: list[list[Stretch]]) -> tuple[RareSteps, list[NDArray[np.bool_]]]:
+def find_rare_steps(passes: list[RankPass]) -> tuple[RareSteps, list[NDArray[np.bool_]]]:
     """Return the rare steps of training, and by epoch which of its steps are rare: those with over twice the usual calls.
 
     Of neighbouring ones, only the first counts: a thread that saves may go on while later steps compute.
     """
-    counts = [np.array([_calls(stretch) for stretch in steps], np.int64) for steps in epochs]
+    counts = [np.array([_calls(stretch) for stretch in each.steps], np.int64) for each in passes if each.training]
+    evaluated = all(not later for own, later in pairwise([*(each.training for each in passes), True]) if own)
     usual = float(np.median(np.concatenate(counts))) if counts else 0.0
     rare = [count > 2 * usual for count in counts]
     begins = np.append(0, np.cumsum([len(each) for each in rare]))
     found = [(int(begins[epoch]) + run[0], run[0], epoch) for epoch, each in enumerate(rare) for run in runs_of(each)]
     steps, within, numbers = ([each[i] for each in found] for i in range(3))
-    return RareSteps(steps, within, numbers, [len(each) for each in rare]), rare
+    return RareSteps(steps, within, numbers, [len(each) for each in rare], evaluated), rare
 
 
 def after_computation(steps: list[Stretch], rare: NDArray[np.bool_], index: int) -> tuple[Stretch, bool]:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from iotwin.benchmark.fit.logged_phases import logged_end
-from iotwin.benchmark.fit.recorded.pass_boundaries import pass_numbers
+from iotwin.benchmark.fit.recorded.pass_boundaries import are_interruptions, pass_numbers
 
 NO_LOG = pd.DataFrame({"start_ns": [], "end_ns": []})
 
@@ -36,6 +36,21 @@ def test_a_logged_evaluation_parts_the_passes_of_a_rank_that_reads_itself():
     found = pd.DataFrame({"key": regions, "delivered_ns": range(len(regions))})
     evaluations = pd.DataFrame({"start_ns": [6], "end_ns": [8]})
     assert pass_numbers(found, evaluations).tolist() == [0] * 6 + [1] * 3 + [2] * 3 + [3] * 3
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_evaluations_of_a_rank_that_reads_itself_interrupt_epochs(left):
+    """Evaluations of two batches after every four of ten, in three epochs, of which the last one may end early."""
+    steps = [{1 + step * 3 % 10} for step in range(30 - left)]
+    runs = [[*steps[at : at + 4], *([{20, 21}, {22}] if at + 4 < len(steps) else [])] for at in range(0, len(steps), 4)]
+    regions = [batch for run in runs for batch in run]
+    evaluates = [max(batch) >= 20 for batch in regions]
+    found = pd.DataFrame({"key": regions, "delivered_ns": range(len(regions))})
+    interrupting = are_interruptions(found, NO_LOG)
+    assert interrupting.tolist() == evaluates
+    assert pass_numbers(found[~interrupting], NO_LOG).tolist() == [step // 10 for step in range(len(steps))]
+    drawn = pd.DataFrame({"key": [{number * number % 13} for number in range(40)], "delivered_ns": range(40)})
+    assert not are_interruptions(drawn, NO_LOG).any()
 
 
 def test_the_end_of_a_pass_is_the_next_one_that_the_job_logged():

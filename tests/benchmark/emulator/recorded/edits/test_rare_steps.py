@@ -1,5 +1,7 @@
 """After which steps an edited rank does what the recorded one did after few of its steps."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,16 @@ def test_other_steps_remain_at_their_share_of_the_epoch(lengths, expected):
     assert due(RareSteps([1, 10], [1, 4], [0, 1], [6, 6]), lengths) == expected
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("evaluated", "expected"), [(True, [2, 5, 8]), (False, [5, 11])])
+def test_evaluations_at_each_quarter_of_an_epoch_remain_there(epochs, evaluated, expected):
+    """24 steps an epoch, then 12. Without an evaluation at the end, the interval in steps remains."""
+    quarters, numbers = [5, 11, 17], range(epochs)
+    steps = [24 * epoch + at for epoch in numbers for at in quarters]
+    rare = RareSteps(steps, quarters * epochs, [epoch for epoch in numbers for _ in quarters], [24] * epochs, evaluated)
+    assert due(rare, [12]) == [(0, at, number) for number, at in enumerate(expected)]
+
+
 def test_neighbours_are_one_rare_step():
     """A thread saves while the next step computes."""
 
@@ -47,7 +59,7 @@ def test_neighbours_are_one_rare_step():
         return Stretch(np.arange(calls), np.zeros(calls, np.int64), 0, 10, 0, 10)
 
     calls = [0, 0, 3, 2, 0, 0, 3, 0]
-    found, rare = find_rare_steps([[stretch(count) for count in calls]])
+    found, rare = find_rare_steps([SimpleNamespace(training=True, steps=[stretch(count) for count in calls])])
     assert (found.steps, found.within, found.epochs, found.lengths) == ([2, 6], [2, 6], [0, 0], [8])
     assert rare[0].tolist() == [count > 0 for count in calls] and runs_of(rare[0]) == [[2, 3], [6]]
 

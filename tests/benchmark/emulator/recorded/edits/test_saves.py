@@ -61,6 +61,12 @@ def test_evaluations_after_every_so_many_steps_stay_so(factor, evaluations):
     assert sum(count for (name, _, _), count in reads(found).items() if "held" in name) == 16 * evaluations
 
 
+def test_evaluations_that_divide_epochs_still_do():
+    """Evaluations after each half of an epoch of 24 steps, or of 12 if the batch is doubled."""
+    found = edit(recorded(LoaderJob(evaluated=8, interrupt_every=12, files=96)), Edits(batch=2))
+    assert sum(count for (name, _, _), count in reads(found).items() if "held" in name) == 16 * 4
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_durable_checkpoints_are_synced_as_in_the_job_so_changed(background):
     usual, synced = (recorded(LoaderJob(**SAVING, syncs=syncs)) for syncs in (False, True))
