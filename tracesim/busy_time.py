@@ -16,7 +16,7 @@ _GROUPS = (READ, WRITE)
 
 
 class _Union:
-    """Computes the length of a union of time intervals, which must be added in order of start.
+    """Measures the time that a set of intervals covers. The intervals must be added in order of start.
 
     `before_ns`, shape (edges,), is the time in ns before each of `edges` that at least one interval covers.
     """
@@ -64,7 +64,7 @@ class BusyTime:
             self._unions[row].add(calls.start_ns[chosen], calls.start_ns[chosen] + calls.duration_ns[chosen])
 
     def begin_with(self, in_flight: Calls) -> None:
-        """Do not count the time of the calls `in_flight`, which began in an earlier stretch, which counts it."""
+        """Do not count the calls `in_flight` again: they began in an earlier stretch of the trace, which counts their time."""
         for row, group in enumerate(_GROUPS):
             chosen = (in_flight.group == group) & (in_flight.moved_bytes > 0)
             self._unions[row].cover(in_flight.start_ns[chosen] + in_flight.duration_ns[chosen])

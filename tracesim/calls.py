@@ -25,7 +25,7 @@ class Calls:
 
     start_ns: NDArray[np.int64]
     duration_ns: NDArray[np.int64]
-    group: NDArray[np.int64]  # index into GROUPS
+    group: NDArray[np.int64]  # operation: index into GROUPS
     kind: NDArray[np.int64]  # kind of the file: index into FILE_KINDS
     thread: NDArray[np.int64]  # index of the thread, in order of tid
     file: NDArray[np.int64]  # file_id

@@ -9,14 +9,14 @@ from iotwin.tracesim.phases import Occurrences
 
 _DATA, _CHECKPOINT = FILE_KINDS.index("dataset"), FILE_KINDS.index("checkpoint")
 _WHOLE = 1 << 40  # factor by which shares in [0, 1] are multiplied for log_bin, which requires values from 1 on
-# `rate_during` counts in full if at least this many reads are expected during all checkpoints together. Without this limit, a
-# single read during short checkpoints would count as reading at full speed.
+# If fewer reads than this are expected during all checkpoints together, `rate_during` is reduced in proportion. Otherwise, a
+# single read during short checkpoints would look like reading at full speed.
 _ENOUGH_READS = 2.0
 _BINS = 1 << 16  # time bins over the run, in which read bytes are summed to bound the memory
 
 
 class CheckpointWriting:
-    """Collects when the data set was read, when each checkpoint file was written, and how many were removed."""
+    """Collects when the job read the data set, when it wrote each checkpoint file, and how many of these it removed."""
 
     removed_files = 0
 
@@ -65,8 +65,10 @@ class CheckpointWriting:
         return in_order
 
     def between_reads(self) -> NDArray[np.float64]:
-        """Return a histogram, shape (BINS,), of the share of all data-set bytes that is read from one checkpoint file to the
-        next.
+        """Return a histogram of the shares of all data-set bytes that are read between successive checkpoint files, shape
+        (BINS,).
+
+        A bin holds the sum of the shares of that size.
         """
         read = np.diff(self._until(self.spans_ns()[:, 0]))
         shares = read[read > 0] / self._read_bytes.sum()
@@ -74,7 +76,7 @@ class CheckpointWriting:
         return counted.astype(np.float64)
 
     def rate_during(self) -> float:
-        """Return the rate (bytes/s) of reading the data set during checkpoints, divided by the rate at other times; at most 1.
+        """Return the rate (bytes/s) of reading the data set during checkpoints, divided by the rate otherwise; at most 1.
 
         If fewer than _ENOUGH_READS reads are expected during all checkpoints, the result is reduced in proportion.
         """

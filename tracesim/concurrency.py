@@ -20,7 +20,7 @@ class InFlight:
     """Sums how long n calls are in flight: `time_ns`, shape (occurrences, LEVEL_BINS), is a histogram over n > 0."""
 
     def __init__(self, occurrences: Occurrences, begin_ns: int = 0, ends_ns: NDArray[np.int64] | None = None) -> None:
-        """Start to count at `begin_ns`, when calls are in flight that end at `ends_ns`."""
+        """Start to count at `begin_ns`. `ends_ns`: when the calls that are then in flight end; None: no calls are."""
         self._occurrences, self._begin_ns = occurrences, begin_ns
         self.time_ns = np.zeros((occurrences.number, LEVEL_BINS))
         self._pending = np.empty(0, dtype=np.int64) if ends_ns is None else ends_ns  # ends of the calls in flight at _horizon
@@ -40,7 +40,10 @@ class InFlight:
             self._sweep(len(self._pending), self._pending[:0], ends, min(int(self._pending.max()), end_ns))
 
     def later(self, other: "InFlight") -> None:
-        """Add the times of `other`, which collected the calls that follow in the trace. This one ends where `other` begins."""
+        """Add the times of `other`, which collected the calls that follow in the trace.
+
+        The times of self end where `other` begins.
+        """
         self.finish(other._begin_ns)
         self.time_ns += other.time_ns
         self._pending, self._horizon = other._pending, other._horizon
@@ -50,7 +53,7 @@ class InFlight:
         changes = np.sort(np.concatenate((ends << 1, starts << 1 | 1)))
         times = changes >> 1
         levels = level + np.cumsum((changes & 1) * 2 - 1)
-        # Until the first change in this batch, the number of calls in flight is that at the end of the batch before.
+        # Until the first change in this batch, as many calls are in flight as at the end of the batch before.
         times, levels = np.concatenate(([self._horizon], times)), np.concatenate(([level], levels))
         self._horizon = int(horizon)
         lengths = np.diff(times, append=horizon)

@@ -26,8 +26,8 @@ HALF_WIDTH = 2 * BINS_PER_OCTAVE  # in bins, for `overlap`: values that differ b
 _IS_TIMED = np.isin(np.arange(len(PHASES)), TIMED)
 _CHECKPOINT_FILE = FILE_KINDS.index("checkpoint")
 _BAR_BLUR = BUSY_BINS // 8  # in bins: busy times a quarter of a phase apart have overlap 0, an eighth apart an overlap of 1/4
-# Two orders of files score 1 if they differ by less than this many standard deviations of a random order. Measured: 98 to 100 %
-# of 1,990 pairs of shuffles of 8 to 200 files differ by less than two deviations, 83 to 92 % by less than one.
+# Two orders of files score 1 if they differ by less than this many standard deviations of a random order. Measured: of 1,990
+# pairs of shuffles of 8 to 200 files, 98 to 100 % differ by less than two deviations, and 83 to 92 % by less than one.
 _CHANCE_DEVIATIONS = 2.0
 
 
@@ -41,7 +41,7 @@ class Curve:
 
 
 class Score(NamedTuple):
-    """The score of a dimension in [0, 1], and the scores in [0, 1] that it is combined from, by name."""
+    """The score of a dimension in [0, 1], and by name the scores in [0, 1] of which it is composed."""
 
     total: float
     parts: dict[str, float]
@@ -65,15 +65,15 @@ class Definition:
 
 
 def _mean(parts: dict[str, tuple[float, float]]) -> Score:
-    """Return the weighted mean of named parts, each given as (score, weight)."""
+    """Return the weighted mean of `parts`, which maps each name to (score, weight)."""
     scores, weights = [s for s, _ in parts.values()], [w for _, w in parts.values()]
     return Score(weighted_mean(scores, weights), {name: score for name, (score, _) in parts.items()})
 
 
 def _timed_shares(a: Floats, b: Floats) -> Floats:
-    """Return the share of each phase in the total of an amount, averaged over two traces: shape (phases,), 0 for start-up.
+    """Return each phase's share of an amount, as the mean of the shares in two traces: shape (phases,), 0 for start-up.
 
-    `a` and `b` hold the amounts of the two traces by phase.
+    `a` and `b`: the amounts of the two traces by phase.
     """
     return (shares(np.where(_IS_TIMED, a, 0.0)) + shares(np.where(_IS_TIMED, b, 0.0))) / 2
 
@@ -89,7 +89,7 @@ def _time_weights(a: Summary, b: Summary) -> Floats:
 
 
 def _by_phase(weights: Floats, similarity: Callable[[int], float | None]) -> float:
-    """Return the weighted mean of `similarity(phase)` over the phases. Phases of weight 0 or similarity None do not count."""
+    """Return the weighted mean of `similarity(phase)` over the phases. Phases with weight 0 or similarity None are left out."""
     found = [(similarity(phase), weight) for phase, weight in enumerate(weights.tolist()) if weight > 0]
     known = [(score, weight) for score, weight in found if score is not None]
     return weighted_mean([score for score, _ in known], [weight for _, weight in known])
@@ -146,10 +146,10 @@ def _request_size_curve(s: Summary) -> Curve:
 
 
 def _order_similarity(a: Floats, a_variance: Floats, b: Floats, b_variance: Floats, weights: Floats) -> float:
-    """Return how similar two traces are in a statistic of file order (order.py), averaged over phases. Chance does not count.
+    """Return how similar two traces are in a statistic of file order (order.py), averaged over phases.
 
-    `a` and `b` hold the statistic of each phase (NaN if unknown), `a_variance` and `b_variance` its variance under a random
-    order.
+    Differences that chance explains are ignored. `a` and `b` hold the statistic of each phase (NaN if unknown), `a_variance` and
+    `b_variance` its variance under a random order.
     """
     known = ~(np.isnan(a) | np.isnan(b))
     a, b = a[known], b[known]
@@ -168,8 +168,8 @@ def _access_order(a: Summary, b: Summary) -> Score:
         "order_in_files": _order_similarity(a.jumps, a.jumps_variance, b.jumps, b.jumps_variance, weights),
         "reuse": overlap(a.rereads, b.rereads, HALF_WIDTH),
     }
-    # The three orders of files often change together, so only the worst of them counts. Its score is multiplied with the other
-    # parts: if any of them is wrong, the whole order is wrong.
+    # The three orders of files often change together, so only the worst score of the three is used. It is multiplied with the
+    # other parts, because the whole order is wrong if one part is wrong.
     order = min(parts["file_order"], parts["file_order_by_epoch"], parts["order_in_files"])
     total = parts["within_file"] * order * parts["reuse"]
     return Score(total, parts)
@@ -256,14 +256,14 @@ def _timeline(a: Summary, b: Summary) -> Score | None:
 
 
 def _row_weight(a: Summary, b: Summary, row: int) -> float:
-    """Return the weight of a timeline row: the square root of its share of all busy time, so that a rare row still counts."""
+    """Return the weight of a timeline row: the square root of its share of all busy time, so that rare rows still have weight."""
     busy = [(s.row_shares * s.duration_ns[:, None, None]).sum(axis=(0, 2)) for s in (a, b)]
     return float(np.sqrt((shares(busy[0])[row] + shares(busy[1])[row]) / 2))
 
 
 def _bars(a: Summary, b: Summary, row: int, phase: int) -> float | None:
     """Return the overlap of a timeline row's busy times, blurred; None if the row is never busy in this phase in either trace."""
-    # The job decides when a row is busy, and the storage for how long. The square root reduces the influence of how long.
+    # The job decides when a row is busy; the storage decides how long. The square root reduces the influence of the storage.
     of_a, of_b = np.sqrt(a.row_shares[phase, row]), np.sqrt(b.row_shares[phase, row])
     return overlap(of_a, of_b, _BAR_BLUR) if of_a.any() or of_b.any() else None
 
@@ -343,7 +343,7 @@ def _checkpoint(a: Summary, b: Summary) -> Score | None:
         "at_once": measures.s_curve(ratio(a.saves_at_once, b.saves_at_once)),
         "removed": 1.0 - abs(removed_share(a) - removed_share(b)),
     }
-    # Multiplied: more files at once, or files that are never removed, require other storage even if the files are equal.
+    # The factors are multiplied: more files at once, or files that are never removed, require other storage.
     return Score(written.total * kept["at_once"] * kept["removed"], written.parts | kept)
 
 

@@ -17,7 +17,7 @@ def confidence_interval(
 ) -> tuple[float, float] | None:
     """Return the 95 % percentile interval of `score(a, b)`, or None if a trace has fewer than two epochs.
 
-    The bootstrap (Efron 1979, blocks after Kunsch 1989) draws phase occurrences with replacement. A sample draws the same
+    The bootstrap (Efron 1979, blocks after Kunsch 1989) draws phase occurrences with replacement. Each sample draws the same
     occurrences from both traces, so the interval of two identical traces has width 0. The seed is fixed.
     """
     if min(a.trainings, b.trainings) < 2:

@@ -1,4 +1,4 @@
-"""Histograms of sizes, times and counts on one logarithmic axis: four bins an octave, from 1 to 2**42."""
+"""Histograms of sizes, times and counts on one logarithmic axis: four bins per octave, from 1 to 2**42."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ def log_bin(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64
 
 
 def shared_histogram(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a histogram of shape (BINS,) in which each value is shared by the two nearest bins, the nearer taking more.
+    """Return a histogram of shape (BINS,). Each value is divided between its two nearest bins; the nearer one gets more.
 
-    So two nearly equal values have similar histograms even if they are on either side of a bin's edge.
+    So two nearly equal values have similar histograms even if a bin's edge lies between them.
     """
     position = np.minimum(octaves(values, BINS_PER_OCTAVE), BINS - 2)
     low = position.astype(np.int64)

@@ -23,9 +23,10 @@ def s_curve(likeness: float) -> float:
 
 
 def cell_ratios(a: Floats, b: Floats) -> float:
-    """Return the weighted mean of `ratio` over the cells of two arrays of one shape. Weights are square roots of cells' shares.
+    """Return the weighted mean of `ratio` over the cells of two arrays of one shape.
 
-    Because of the square root a rare cell still counts: a cell with 1 % of the amount has a tenth of the full weight.
+    The weight of a cell is the square root of its share, so that a rare cell still has weight: with 1 % of the amount, a tenth
+    of the full weight.
     """
     larger = np.maximum(a, b)
     used = larger > 0
@@ -42,14 +43,14 @@ def shares(amounts: Floats) -> Floats:
 
 
 def shared_mass(a: Floats, b: Floats) -> float:
-    """Return one minus the total variation distance of two mixes, that is, the share that they have in common."""
+    """Return the share that two mixes have in common: one minus their total variation distance."""
     if a.sum() <= 0 or b.sum() <= 0:
         return float(a.sum() <= 0 and b.sum() <= 0)
     return max(0.0, 1.0 - 0.5 * float(np.abs(shares(a) - shares(b)).sum()))
 
 
 def hellinger(a: Floats, b: Floats) -> float:
-    """Return one minus the Hellinger distance of two mixes. Unlike `shared_mass` it falls clearly if a rare part is missing."""
+    """Return one minus the Hellinger distance of two mixes. It falls more than `shared_mass` if one mix lacks a rare part."""
     if a.sum() <= 0 or b.sum() <= 0:
         return float(a.sum() <= 0 and b.sum() <= 0)
     difference = np.sqrt(shares(a)) - np.sqrt(shares(b))
@@ -59,7 +60,7 @@ def hellinger(a: Floats, b: Floats) -> float:
 def overlap(a: Floats, b: Floats, half_width: int) -> float:
     """Return the `shared_mass` of two histograms of shape (bins,), after blurring both with a triangle.
 
-    `half_width` is half the base of the triangle, in bins. Values 2 `half_width` apart have overlap 0, nearer ones more: if all
+    `half_width` is half the base of the triangle, in bins. Values that are 2 `half_width` or more apart have overlap 0. If all
     values differ by a factor f and `half_width` is h octaves, the result is about (1 - log2(f) / 2h)**2.
     """
     return shared_mass(blurred(a, half_width), blurred(b, half_width))

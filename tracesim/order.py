@@ -12,31 +12,32 @@ from iotwin.tracesim.calls import OPEN, READ, WRITE, Calls, stable_order
 from iotwin.tracesim.logbins import table
 
 _Ids = NDArray[np.int32]  # of files
-_KIND_OF = {READ: 0, WRITE: 1}  # the kind of file whose reads or writes are visits
+_KIND_OF = {READ: 0, WRITE: 1}  # reads visit data-set files, writes visit checkpoint files
 
 STEPS = ("first", "sequential", "forward", "backward", "again")
 _FIRST, _SEQUENTIAL, _FORWARD, _BACKWARD, _AGAIN = range(len(STEPS))
 _SLOT_BITS = 20
 _TABLE = ("_key", "_begin", "_end")  # columns of the hash table of OffsetSteps
-_FEWEST_FILES = 8  # least number of files whose order is measured: of few files, a shuffle is often nearly sorted by chance
-PARTS = 64  # equal parts into which a large file is divided, to see in which order its bytes are read
-_MOST_FILES = 32  # most data-set files for which files are divided into parts; of more files, the order of files suffices
+_FEWEST_FILES = 8  # least number of files whose order is measured: a shuffle of fewer files is often nearly sorted by chance
+PARTS = 64  # a large file is divided into this many equal parts, so that the order of reading its bytes can be measured
+_MOST_FILES = 32  # if the data set has more files, no file is divided, since the order of files suffices
 _FEWEST_BYTES = 1 << 22  # least bytes of a file that is divided, so that a part has at least 64 KiB, a usual request size
 
 
 class OffsetSteps:
-    """Classifies each read and write by where it begins, compared with the previous call of its thread on its file (STEPS).
+    """Classifies each read and write by its offset, compared with the previous call of its thread on its file (STEPS).
 
-    A call is `first` if it is the first after an open, `sequential` if it begins where the previous call ended, and `again` if it
-    begins where that call began. Otherwise it is `forward` or `backward`. Calls and bytes are summed per phase occurrence.
+    A call is `first` if it is the first after an open, and `sequential` if it begins where the previous call ended. It is `again`
+    if it begins where the previous call began, otherwise `forward` or `backward`. Calls and bytes are summed per phase
+    occurrence.
     """
 
     def __init__(self, occurrences: int, files: int) -> None:
         self._n, self._files = occurrences, max(files, 1)
         self.calls = np.zeros((occurrences, 2 * len(STEPS)))  # shape (occurrences, 2 * STEPS): reads, then writes
         self.bytes = np.zeros((occurrences, 2 * len(STEPS)))
-        # A hash table of fixed size with the last call of each (thread, file). If another pair has overwritten the entry
-        # of a pair, the next call of the latter counts as `first`, whatever the batches and stretches.
+        # A hash table of fixed size: the last call of each (thread, file). If another pair has overwritten a pair's entry, the
+        # pair's next call counts as `first`. This does not depend on how the trace is divided into batches and stretches.
         self._key = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._begin = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
         self._end = np.full(1 << _SLOT_BITS, -1, dtype=np.int64)
@@ -95,7 +96,8 @@ class OffsetSteps:
     def _steps(
         self, calls: Calls, order: NDArray[np.int64], key: NDArray[np.int64], slot: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return each call's index into STEPS, and True for calls whose entry in the hash table is empty, which count as `first`.
+        """Return each call's index into STEPS, and a mask of the calls whose entry in the hash table is empty (counted as
+        `first`).
 
         `order` sorts the calls by `slot`, the index of their entry, and time. `key` identifies their thread and file.
         """
@@ -128,7 +130,7 @@ def _slot(key: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Visits:
-    """Collects, for each phase occurrence, the data-set files that it reads, in order of first read, and its checkpoint files."""
+    """Collects, per phase occurrence, the data-set files that it reads, in order of first read, and its checkpoint files."""
 
     def __init__(self, files: int) -> None:
         self._files = max(files, 1)
@@ -155,7 +157,7 @@ class Visits:
                 own += files
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what only `add` needs. A process that receives the object combines it with others."""
+        """Leave out what only `add` needs: after another process received this object, it only combines it with others."""
         found = {group: {number: [np.concatenate(own)] for number, own in of.items()} for group, of in self._found.items()}
         return {"_files": self._files, "_found": found}
 
@@ -169,7 +171,7 @@ class Visits:
             found = self._found[group].setdefault(current, [])
             if current != self._current[group]:
                 self._current[group] = current
-                for known in found:  # the occurrence goes on after one within it
+                for known in found:  # the occurrence continues after a nested one
                     last[known] = current
             index = np.arange(len(files), dtype=np.int32)
             self._first[files[::-1]] = index[::-1]  # of several values for one index, NumPy keeps the last
@@ -192,7 +194,7 @@ class FileParts:
     """Collects which parts of large data-set files each phase occurrence reads, in order of first read."""
 
     def __init__(self, size_bytes: NDArray[np.int64]) -> None:
-        """Divide the large files. `size_bytes[file_id]` is the size of a data-set file, 0 for other files."""
+        """Choose the files to divide. `size_bytes[file_id]` is the size of a data-set file, and 0 for other files."""
         large = np.flatnonzero(size_bytes >= _FEWEST_BYTES)
         self._large = large if np.count_nonzero(size_bytes) <= _MOST_FILES else large[:0]
         self._size_bytes = size_bytes[self._large]
@@ -222,10 +224,10 @@ class Order:
     """Statistics of the order in which each phase occurrence reads files: 0 is sorted, 1 is random, NaN if there are too few
     files.
 
-    * `scatter`: how far apart successively read files are in the sorted list of names. It is their mean distance minus 1 (the
-      distance in sorted order), divided by its expectation for a random order, (n + 1) / 3 - 1.
-    * `drift`: how far a file's position moves from the phase's previous occurrence to this one. It is the mean distance divided
-      by its expectation for a random order, (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
+    * `scatter`: how far apart successively read files are in the sorted list of names. Computed as the mean distance minus 1 (the
+      distance in sorted order), divided by the expectation for a random order, (n + 1) / 3 - 1.
+    * `drift`: how far a file's position moves from the phase's previous occurrence to this one. Computed as the mean distance
+      divided by the expectation for a random order, (n**2 - 1) / 3n (Spearman's footrule; Diaconis and Graham 1977).
     * `jumps`: the mean scatter of the parts within large files.
     * `*_variance`: the statistic's variance under a random order.
     """
@@ -245,11 +247,11 @@ def order_of(
     visited_parts: Sequence[_Ids] = (),
     parts: int = 1,
 ) -> Order:
-    """Return the statistics of file order. `visits` holds the file_ids that each phase occurrence reads, in order of first
-    read.
+    """Return the statistics of file order for each phase occurrence.
 
-    `phase` is the phase of each occurrence, `name_rank` each file's rank in order of name. `visited_parts` holds the parts of
-    large files that each occurrence reads, as file * parts + part.
+    `visits`: the file_ids that each occurrence reads, in order of first read. `phase`: the phase of each occurrence. `name_rank`:
+    each file's rank in order of name. `visited_parts`: the parts of large files that each occurrence reads, as file * parts +
+    part.
     """
     result = np.full((6, len(visits)), np.nan)
     for index, visited in enumerate(visited_parts):

@@ -1,4 +1,4 @@
-"""Divides a run into occurrences of phases (one epoch, one evaluation ...), which cover it without overlap."""
+"""Divides a run into occurrences of phases (an epoch, an evaluation, ...), which cover the run without overlap."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 PHASES = ("startup", "training", "evaluation", "checkpoint", "run")
 STARTUP, TRAINING, EVALUATION, CHECKPOINT, RUN = range(len(PHASES))
-# the phases whose times are compared: all except start-up, which a twin does not imitate
+# The phases whose times are compared: all except start-up, which a twin does not imitate.
 TIMED = (TRAINING, EVALUATION, CHECKPOINT, RUN)
 
 
@@ -39,7 +39,7 @@ class Occurrences:
         return self.segment_owner[np.maximum(segment, 0)]
 
     def position(self, time_ns: NDArray[np.int64], occurrence: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
-        """Return the bin of each time if its occurrence is divided into `bins` equal bins, same shape."""
+        """Return the index of each time's bin, same shape, if each time's `occurrence` is divided into `bins` equal bins."""
         elapsed = (time_ns - self.start_ns[occurrence]) / np.maximum(self.span_ns[occurrence], 1)
         return np.clip(elapsed * bins, 0, bins - 1).astype(np.int64)
 
@@ -47,9 +47,9 @@ class Occurrences:
 def phases_of(table: pd.DataFrame) -> pd.DataFrame:
     """Return the training, evaluation and checkpoint phases of the first rank from a trace's phases `table`.
 
-    Training phases are the epochs, or the blocks if there are no epochs. Rows are sorted by precedence: where phases overlap,
-    the later row counts. So a checkpoint takes precedence over an evaluation, and an evaluation over training. The result is
-    empty without training.
+    Training phases are the epochs, or the blocks if there are no epochs. Rows are sorted by precedence: where phases overlap, the
+    later row is valid. So a checkpoint takes precedence over an evaluation, and an evaluation over training. The result is
+    empty if the trace has no training phase.
     """
     table = table[table["end_ns"] > table["start_ns"]]
     table = table[(table["rank"] == table["rank"].min()) | table["rank"].isna()]

@@ -28,7 +28,7 @@ from iotwin.tracesim.read_pauses import Arrivals, ReadRhythm
 from iotwin.tracesim.steps_and_waits import StepTimes
 
 Floats = NDArray[np.float64]
-REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files read exactly once; bin 0 is for files of which a millionth is read
+REREAD_ONE = 20 * BINS_PER_OCTAVE  # histogram bin of files whose bytes are read once; bin 0: a millionth of the bytes is read
 _NEVER = np.iinfo(np.int64).max
 _MOST_DIGITS = 255  # of a number in a path: the longest name that file systems permit
 
@@ -62,7 +62,7 @@ class PerOccurrence:
 
 @dataclass(frozen=True)
 class TraceProfile:
-    """What a comparison needs of one trace: sums over each phase occurrence, and over the whole run."""
+    """All values of one trace that a comparison needs: sums over each phase occurrence, and over the whole run."""
 
     path: str
     occurrences: Occurrences
@@ -70,7 +70,8 @@ class TraceProfile:
     order: Order
     file_sizes: Floats  # (kinds, BINS): number of files used, by size in bytes
     rereads: Floats  # (BINS,): number of data-set files, by bytes read over file size; bin REREAD_ONE is a ratio of 1
-    between_saves: Floats  # (BINS,): shares of all data-set bytes that are read between two checkpoint files, by size
+    # (BINS,): shares of all data-set bytes that are read between two checkpoint files, by size of the share.
+    between_saves: Floats
     rate_during_saves: float  # rate of reading the data set while checkpoints are written, over the rate otherwise; 0 to 1
     saves_at_once: float  # mean number of checkpoint files being written, while at least one is
     removed_files: float  # number of checkpoint files removed
@@ -84,7 +85,7 @@ class TraceProfile:
 
 @dataclass(frozen=True)
 class Summary:
-    """A trace's profile, summed by phase. An axis `phases` has an entry for each of PHASES. PerOccurrence explains the rest."""
+    """A trace's profile, summed by phase. Axis `phases` has an entry for each of PHASES. PerOccurrence explains most fields."""
 
     occurrences: Floats  # (phases,)
     duration_ns: Floats  # (phases,)
@@ -158,7 +159,7 @@ class _Collectors(Combined):
 
 
 class _Extent:
-    """The threads of a trace and, unless its phases are known, the time from its first call to the end of its last."""
+    """The thread ids of a trace. If the trace has no phases, also the time from its first call to the end of its last call."""
 
     def __init__(self, phases: bool, stretch: TraceStretch) -> None:
         self.columns = ("tid",) if phases else COLUMNS
@@ -182,9 +183,9 @@ class _Extent:
 def profiles_of(
     traces: Sequence[Trace], by_phase: bool, groups: frozenset[str], each: Workers, advance: Advance
 ) -> list[TraceProfile]:
-    """Return the profile of each trace, from its calls of `groups`, a subset of GROUPS.
+    """Return the profile of each trace, from its calls of the operations `groups`, a subset of GROUPS.
 
-    `by_phase` False profiles each run as a single phase. `each` maps a function over stretches, possibly in other processes.
+    If `by_phase` is False, each run is profiled as a single phase. `each` maps a function over stretches, possibly in processes.
     Raises IotwinError if a trace has no call on a data-set or checkpoint file.
     """
     extents = list(fold_all(traces, [partial(_Extent, by_phase)] * len(traces), each))
@@ -228,7 +229,7 @@ def _profile(trace: Trace, when: Occurrences, found: _Collectors) -> TraceProfil
 
 
 def _is_data(trace: Trace) -> NDArray[np.bool_]:
-    """Return True for each data-set file, by file_id."""
+    """Return a mask by file_id that is True for each data-set file."""
     is_data: NDArray[np.bool_] = EventDecoder.of(trace).kind_of_file[:-1] == 0
     return is_data
 
@@ -263,7 +264,7 @@ def _file_figures(trace: Trace, tallies: CallSums) -> tuple[Floats, Floats]:
 
 
 def summarise(profile: TraceProfile, weight: Floats | None = None) -> Summary:
-    """Return a profile, summed by phase. Phase occurrence i counts `weight[i]` times, by default once."""
+    """Return the sums of `profile` by phase. Phase occurrence i counts `weight[i]` times; by default, each counts once."""
     each, when = profile.each, profile.occurrences
     weight = np.ones(when.number) if weight is None else weight
     by_phase = (when.phase == np.arange(len(PHASES))[:, None]) * weight

@@ -7,8 +7,8 @@ from iotwin.tracesim.calls import READ, WRITE, Calls, stable_order
 from iotwin.tracesim.logbins import BINS, log_bin, table
 
 SHORTEST_PAUSE_NS = 1_000_000  # ns; in shorter gaps between reads, a thread is assumed to process what it read, not to wait
-_NOT_KNOWN = -2  # stands for the pause before a thread's first call in a stretch, which only the previous stretch shows
-_MOST_ARRAYS = 64  # of runs
+_NOT_KNOWN = -2  # marks the pause before a thread's first call in a stretch; its length depends on the previous stretch
+_MOST_ARRAYS = 64  # most arrays of runs before they are joined
 _BURST_SHARE = 0.25  # a burst of reads ends with a pause of at least this share of the phase's typical pause
 
 
@@ -50,7 +50,7 @@ class ReadRhythm:
     """
 
     def __init__(self, phase: NDArray[np.int64]) -> None:
-        """Begin without calls. `phase` holds the phase of each occurrence."""
+        """Begin without calls. `phase`: the phase of each occurrence."""
         self._n = len(phase)
         self._phase = phase
         self._end = np.empty(0, dtype=np.int64)  # end of the last call of each thread
@@ -100,7 +100,7 @@ class ReadRhythm:
         np.copyto(self._occurrence, other._occurrence, where=other._occurrence >= 0)
 
     def _append(self, runs: NDArray[np.int64]) -> None:
-        """Append `runs`, and join those between which a thread does not pause, so that memory grows with pauses alone."""
+        """Append `runs`. Join runs of a thread that no pause separates, so that memory grows only with the number of pauses."""
         self._runs.append(_joined_runs([runs]))
         if len(self._runs) > _MOST_ARRAYS:
             self._runs = [_joined_runs(self._runs)]
@@ -112,10 +112,9 @@ class ReadRhythm:
         self._occurrence = np.concatenate((self._occurrence, np.full(missing, -1, dtype=np.int64)))
 
     def pauses_and_bursts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return two histograms for each phase occurrence: time in pauses, by length, and bytes read in bursts, by size of the
-        burst.
+        """Return two histograms for each phase occurrence: time in pauses, by length; and bytes read in bursts, by size of burst.
 
-        Both have the shape (occurrences, BINS). A burst is what a thread reads between two long pauses.
+        Both have the shape (occurrences, BINS). A burst is all that a thread reads between two long pauses.
         """
         thread, occurrence, pause, moved = _joined_runs(self._runs)
         paused = pause >= SHORTEST_PAUSE_NS
@@ -129,13 +128,13 @@ class ReadRhythm:
 
 
 def _joined_runs(runs: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return all `runs` in order of thread and time, joined where the thread does not pause between two."""
+    """Return all `runs` in order of thread and time. Runs of a thread that no pause separates are joined."""
     whole = np.concatenate([np.empty((4, 0), dtype=np.int64), *runs], axis=1)
     return _joined(whole[:, stable_order(whole[0])], SHORTEST_PAUSE_NS)
 
 
 def _joined(runs: NDArray[np.int64], limit_ns: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Join neighbouring `runs` of a thread, which are sorted by thread, where the pause is shorter than `limit_ns`."""
+    """Return `runs`, which are sorted by thread, with neighbouring runs of a thread joined if the pause is under `limit_ns`."""
     thread, _, pause, moved = runs
     changes = np.concatenate(([True], thread[1:] != thread[:-1]))[: len(thread)]
     begin = np.flatnonzero(changes | (pause < 0) | (pause >= limit_ns))

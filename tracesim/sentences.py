@@ -12,7 +12,7 @@ from iotwin.tracesim.logbins import quantile
 from iotwin.tracesim.phases import CHECKPOINT, EVALUATION, PHASES, RUN, TIMED, TRAINING
 from iotwin.tracesim.profile import Summary
 
-# Smaller differences get no sentence, since reruns of one job have them, too.
+# Smaller differences get no sentence, since reruns of one job differ by as much.
 _LEAST_FACTOR = 1.1  # least ratio of two amounts or times
 _LEAST_BINS_FACTOR = 1.4  # least ratio of two medians of histograms, each of which is exact to a factor of 1.19
 _LEAST_SHARE = 0.1  # least difference of two shares
@@ -41,7 +41,7 @@ Weighted = Iterator[tuple[float, str]]  # size of the difference, sentence
 
 
 def _factor(a: float, b: float) -> float:
-    """Return the larger over the smaller amount: 1 if both are zero, infinite if only one is."""
+    """Return the larger amount divided by the smaller: 1 if both are zero, infinite if only one is."""
     larger, smaller = max(a, b), min(a, b)
     return 1.0 if larger <= 0 else np.inf if smaller <= 0 else larger / smaller
 

@@ -24,7 +24,7 @@ from iotwin.tracesim.verdict.trace_warnings import common_groups, misplaced, war
 from iotwin.tracesim.verdict.verdict_words import verdict, withheld_for
 
 WORTH_PROCESSES = 4_000_000  # from this many events on, several processes read the traces faster than one
-_WORTH_WORDS = 0.99  # the differences in a dimension are described only if its score is lower
+_WORTH_WORDS = 0.99  # a dimension's differences are described only if its score is below this
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Similarity:
     """The similarity of trace A and trace B; docs/similarity.md explains each figure.
 
     `overall` is None (withheld) if a trace lost more than 1 % of its events. `storage_independent` is the score without the
-    latency-bound dimensions. `noise_floor` is the lowest overall score among A and its repeats, None without repeats.
-    `equivalence` is the test behind the verdict, None if the score is withheld. `caveats` are the `warnings` that weaken the
-    verdict (verdict/caveats.py).
+    latency-bound dimensions. `noise_floor` is the lowest overall score among A and its repeats; None without repeats.
+    `equivalence` is the test behind the verdict; None if the score is withheld. `caveats` are those of the `warnings` that weaken
+    the verdict (verdict/caveats.py).
     """
 
     path_a: str
@@ -100,7 +100,7 @@ class Similarity:
 def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | None = None) -> Similarity:
     """Return the similarity of `a` and `b`. `repeats` are further runs of the job of `a`, which show how much reruns differ.
 
-    `each` maps a function over the stretches of the traces; by default in this process, for large traces in several processes.
+    `each` maps a function over the stretches of the traces. Default: this process, or several processes if traces are large.
     Raises IotwinError if a trace is damaged or has no call to compare.
     """
     traces = [a, b, *repeats]
@@ -110,10 +110,10 @@ def compare(a: Trace, b: Trace, repeats: Sequence[Trace] = (), each: Workers | N
 
 
 def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Similarity]]:
-    """Return the similarity of each of `rows` to each of `columns`, as a matrix; each trace is read once.
+    """Return the similarity of each of `rows` to each of `columns`, as a matrix. Each trace is read once.
 
-    So that all scores are comparable, operations that one trace did not capture are ignored in all traces. If one trace has no
-    phases, phases are ignored in all.
+    To make all scores comparable, an operation that one trace did not capture is ignored in all traces. If one trace has no
+    phases, phases are ignored in all traces.
     """
     traces = [*rows, *columns]
     profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
@@ -126,7 +126,7 @@ def compare_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[Si
 
 
 def score_all(rows: Sequence[Trace], columns: Sequence[Trace]) -> list[list[float | None]]:
-    """Return the matrix of overall scores of `compare_all`, None where withheld, in a fraction of the time."""
+    """Return the matrix of overall scores of `compare_all`, None where withheld. This takes a fraction of the time."""
     traces = [*rows, *columns]
     profiles = _profiles(traces, all(map(has_phases, traces)), common_groups(traces))
     known = [lost_share(trace) <= MOST_LOST for trace in traces]
@@ -145,7 +145,10 @@ def _names(traces: Sequence[Trace]) -> list[str]:
 
 
 def _similarity(traces: Sequence[Trace], profiles: Sequence[TraceProfile], caveats: Sequence[str]) -> Similarity:
-    """Compare the second profile with the first. Further profiles are of reruns of the first's job. `caveats`: of all traces."""
+    """Compare the second profile with the first. Any further profiles are of reruns of the first one's job.
+
+    `caveats`: sentences about all traces.
+    """
     names = _names(traces)
     without_phases = [name for trace, name in zip(traces, names, strict=True) if not has_phases(trace)]
     warnings = warnings_about(traces, names, without_phases) + misplaced(profiles, names)

@@ -1,7 +1,7 @@
 """Measures the lengths of training steps, by the job's log, and the time that the main threads of its ranks wait for data.
 
-A rank waits for the next batch in poll, select or epoll calls. The framework decides how many calls a batch takes, so only
-their total time counts.
+A rank waits for the next batch in poll, select or epoll calls. The framework decides how many calls it makes per batch, so
+only the total time of these calls is compared.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ class StepTimes:
 
     * `step_ns`, shape (n, BINS): time in steps, by length of the step.
     * `typical_step_ns`, (n,): median length of a step.
-    * `wait_ns`, (n,): time that the ranks' main threads wait for data, as the mean over the ranks.
+    * `wait_ns`, (n,): time that a rank's main thread waits for data; mean over the ranks.
     """
 
     def __init__(self, trace: Trace, occurrences: Occurrences) -> None:

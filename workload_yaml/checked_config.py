@@ -18,7 +18,7 @@ _MOST_SAMPLES = 1 << 50
 
 
 def checked_config(raw: dict[str, Any], where: Callable[[str], str]) -> Config:
-    """Return the Config with the values of `raw`. `where` maps a key to its origin.
+    """Return the Config with the values of `raw`. `where` returns the origin of a key, for messages.
 
     Raises UsageError if a key is unknown or a value is wrong. The message is one line with the key and its origin.
     """
@@ -28,10 +28,10 @@ def checked_config(raw: dict[str, Any], where: Callable[[str], str]) -> Config:
 
 
 def _check(config: Config, where: Callable[[str], str]) -> None:
-    """Raise UsageError, which names the key, if values contradict each other although each one is valid."""
+    """Raise UsageError if values contradict each other although each one is valid. The message names the key."""
     wrong = [(key, problem) for key, bad, problem in _conflicts(config) if bad]
     wrong += _wrong_distributions(config)
-    # A name that leads out of its folder would let a stranger's twin write elsewhere.
+    # The workload may come from a stranger: a name that leads out of its folder would let the run write elsewhere.
     for index, file in enumerate(config.twin.checkpoint.files):
         if not stays_within(file.name):
             wrong.append((f"twin.checkpoint.files[{index}].name", f"'{file.name}' must be a path inside checkpoint_folder"))
@@ -167,7 +167,7 @@ def _wrong_distributions(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def recorded_times(config: Config) -> str:
-    """Return the key of a time that is read from a file; '' if there is none."""
+    """Return the key of the first time that a file of recorded times defines; '' if there is none."""
     return next((key for key, struct in _structs_in(config, "") if isinstance(struct, Recorded)), "")
 
 

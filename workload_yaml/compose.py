@@ -32,8 +32,8 @@ class ComposedWorkload(NamedTuple):
     """A workload, and the origin of each value that is not a default."""
 
     config: Config
-    origins: dict[str, str]  # file name or override that set a value, by the value's path, such as reader.batch_size
-    passed_over: Sequence[str] = ()  # paths of ignored keys: unknown ones of a YAML written for DLIO or of earlier versions
+    origins: dict[str, str]  # by the value's path, such as reader.batch_size: the file name or override that set it
+    passed_over: Sequence[str] = ()  # paths of ignored keys: unknown keys of a DLIO YAML, and keys of earlier versions
     path: Path = Path()  # the YAML
 
     def rows(self) -> list[tuple[str, Any, str]]:
@@ -74,7 +74,7 @@ def note_ignored(where: str, keys: tuple[str, ...]) -> None:
 def parse_foreign(content: bytes, where: str) -> Config:
     """Return the workload in the YAML `content`, which comes from a stranger. `where` names the YAML in messages.
 
-    Raises UsageError as `load` does, and also if `content` has `defaults`, interpolations or files of recorded times. With
+    Raises UsageError as `load` does. Also raises it if `content` has `defaults`, interpolations or files of recorded times: by
     these, a stranger could read the user's environment or files.
     """
     try:
@@ -106,7 +106,7 @@ def parse_foreign(content: bytes, where: str) -> Config:
 def select(arguments: Sequence[str], folder: Path | None = None) -> ComposedWorkload:
     """Return the workload of the command line's `arguments`: a YAML's path or ``workload=NAME``, and overrides.
 
-    NAME.yaml is searched in `folder` and in its folder workload/, or among iotwin's own workloads if `folder` is None.
+    NAME.yaml is searched in `folder` and its subfolder workload/; if `folder` is None, among iotwin's own workloads.
     Raises UsageError as `load` does.
     """
     chosen = [word for word in arguments if word.startswith(_SELECTION) or "=" not in word]
@@ -120,9 +120,9 @@ def select(arguments: Sequence[str], folder: Path | None = None) -> ComposedWork
 
 
 def find(name: str, folder: Path | None = None) -> Path:
-    """Return the path of NAME.yaml for `name`, in `folder` and its folder workload/, or among iotwin's own workloads.
+    """Return the path of NAME.yaml for `name`, searched as in `select`.
 
-    Raises UsageError, which names the nearest workload, if the workload does not exist.
+    Raises UsageError if the workload does not exist. The message names the workload with the nearest name.
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder}: no such directory; --config-dir is where NAME.yaml or workload/NAME.yaml is")
@@ -132,7 +132,7 @@ def find(name: str, folder: Path | None = None) -> Path:
 def named(name: str, folders: Sequence[Path]) -> Path:
     """Return the path of the YAML of the workload `name` in the first of `folders` that contains the workload.
 
-    Raises UsageError, which names the nearest workload, if no folder contains it.
+    Raises UsageError if no folder contains it. The message names the workload with the nearest name.
     """
     known: dict[str, Path] = {}
     for folder in reversed(folders):
@@ -159,7 +159,7 @@ def compose(path: Path, overrides: Sequence[str]) -> ComposedWorkload:
     try:
         for name, value, origin in settings_of(path):
             settings.put(name, value, origin)
-        # A YAML written for DLIO has `model`, and `framework` or `workflow`, but no `twin`.
+        # A YAML is taken for DLIO's if it has `model`, and `framework` or `workflow`, but no `twin`.
         sections = {name.partition(".")[0] for name, origin in settings.origins.items() if origin == path.name}
         of_dlio = "model" in sections and bool(sections & {"framework", "workflow"}) and "twin" not in settings.raw
         for text in overrides:
@@ -203,7 +203,7 @@ def settings_of(
 ) -> Iterator[tuple[str, Any, str]]:
     """Yield (path of the key, value, origin) of each value in the file `path` and in the files of its `defaults`.
 
-    If a key is yielded twice, the last value is valid. The files of `defaults` are searched next to the file, then in `folders`.
+    If a key is yielded twice, its last value is valid. The files of `defaults` are searched next to `path`, then in `folders`.
     """
     if path in within:
         raise UsageError(f"{path}: its defaults lead back to itself; name another workload there")

@@ -6,7 +6,7 @@ import msgspec
 
 from iotwin.common.numbers.durations import Seconds
 
-# A count above a trillion is a typing error.
+# The upper bound catches typing errors.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 OrNone = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]  # -1: none, as in DLIO
@@ -16,7 +16,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=10**18)] | Annotated[float, msgspec.
 
 DEFAULT_FILES_TRAIN = 8  # DLIO's default
 DEFAULT_RECORD_BYTES = 65536
-# The schema's name of each key for which DLIO has another name.
+# Keys that have another name in DLIO than in the schema.
 OTHER_NAMES = {
     "record_length": "record_length_bytes",
     "record_length_stdev": "record_length_bytes_stdev",
@@ -59,14 +59,14 @@ class Dataset(Section):
 
     data_folder: str = "./data/"
     format: str = "tfrecord"  # one of FormatLayout.FORMATS, `synthetic` for no files at all, or the name of a plug-in reader
-    num_files_train: Count | None = None  # None: all existing files; a pair of files of unet3d counts as one
+    num_files_train: Count | None = None  # None: all existing files; for unet3d, a pair of files counts as one file
     num_files_eval: Count | None = None
     num_samples_per_file: Positive = 1
     eval_num_samples_per_file: Positive | None = None  # None: as many as in a training file
-    record_length_bytes: Size | None = None  # mean size of a sample, which may be a pair of files; None: DLIO's 65536
+    record_length_bytes: Size | None = None  # mean size of a sample (of a file or of a pair); None: DLIO's 65536
     record_length_bytes_stdev: Size | None = None
     record_length_bytes_resize: Size | None = None  # size of a sample as the loader delivers it; None: its stored size
-    record_dims: list[Positive] = []  # shape of each record; determines its length if given
+    record_dims: list[Positive] = []  # shape of each record; if given, it determines the record's length
     record_element_type: str = "uint8"
     num_subfolders_train: Count = 0
     num_subfolders_eval: Count = 0
@@ -80,7 +80,7 @@ class Dataset(Section):
     chunk_size: Count = 0
     keep_files: bool = True  # False: at its end, the run removes the files that it generated
     generation_buffer_size: Size = 2 << 30  # of no effect: generation needs no buffer of this size
-    # Keys of MLCommons' fork of DLIO, of no effect: iotwin lists no files, and generated files appear only when whole.
+    # Keys of MLCommons' fork of DLIO, of no effect: iotwin lists no files, and a generated file appears only when it is complete.
     data_gen_method: str | None = None
     write_threads: Positive | None = None
     skip_listing: bool = False

@@ -10,7 +10,7 @@ from iotwin.workload_yaml.schema import Config
 
 SELF = "_self_"
 _PACKAGE_LINE = re.compile(r"^\s*#\s*@package\s+(\S+)", re.M)
-_OWN = ("hydra/", "override ")  # prefixes of entries for Hydra itself, or for a choice that workload=NAME makes
+_OWN = ("hydra/", "override ")  # prefixes of entries that configure Hydra itself, or replace another list's choice
 
 
 class Base(NamedTuple):

@@ -7,7 +7,7 @@ from iotwin.common.errors import UsageError
 from iotwin.common.units import parse_size
 from iotwin.workload_yaml.dataset import OTHER_NAMES, known_columns
 
-# The schema's path of each key that DLIO, or an earlier version of iotwin, has under another path.
+# Keys that have another path in DLIO, or in an earlier version of iotwin, than in the schema.
 _OTHER_NAMES = {
     "data_reader": "reader",
     **{f"dataset.{other}": f"dataset.{name}" for other, name in OTHER_NAMES.items()},
@@ -23,14 +23,14 @@ _OTHER_NAMES = {
 }
 _LOCAL_URL = re.compile("^(file|direct)://")  # beginnings of local paths in MLCommons' fork of DLIO
 _SHUFFLES = ("reader.file_shuffle", "reader.sample_shuffle")
-# Values that DLIO treats as if the key were not given; the class is PyTorch's own loader, which DLIO uses anyway.
+# Values that DLIO treats as if the key were not given. The class named here is PyTorch's own loader, which DLIO always uses.
 _NONE_VALUES = {
     "reader.prefetch_size": 0,
     "checkpoint.time_between_checkpoints": -1,
     "evaluation.epochs_between_evals": 0,
     "reader.data_loader_classname": "torch.utils.data.DataLoader",
 }
-# DLIO gives the standard deviation of a time in a second key of the same section. This maps the path of the time to that key.
+# DLIO gives the standard deviation of a time in a second key of the same section. Each entry maps the time's path to that key.
 _STDEV_KEYS = {
     "train.computation_time": "computation_time_stdev",
     "evaluation.eval_time": "eval_time_stdev",
@@ -49,8 +49,8 @@ def known_name(path: str, value: Any) -> str:
 
 
 def known_value(path: str, value: Any) -> Any:
-    """Convert `value` of the schema's key `path` to the schema's spelling. Return None if the value has no effect."""
-    if path in _SHUFFLES and value is False:  # what YAML 1.1 programs make of `off`
+    """Return `value` of the schema's key `path` in the schema's spelling; None if the value has no effect."""
+    if path in _SHUFFLES and value is False:  # a YAML 1.1 parser reads `off` as False
         return "off"
     if path == "checkpoint.checkpoint_folder" and isinstance(value, str):
         return _LOCAL_URL.sub("", value)

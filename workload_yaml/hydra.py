@@ -52,10 +52,10 @@ class HydraJob(NamedTuple):
 
 
 def compose_job(words: Sequence[str], source: ConfigFolders) -> HydraJob:
-    """Return the job that the command line's `words` specify: overrides, and ``workload=NAME`` if not config.yaml's choice.
+    """Return the job of the command line's `words`: overrides, and ``workload=NAME`` unless config.yaml selects the workload.
 
     Unlike `iotwin.workload_yaml.select`, this function accepts unknown keys, as DLIO does, and lists them in `passed_over`.
-    Raises UsageError if the workload does not exist, Hydra would reject an override, or a value is wrong.
+    Raises UsageError if the workload does not exist, if Hydra would reject an override, or if a value is wrong.
     """
     choices = [word for word in words if word.lstrip("+").startswith(f"{_GROUP}=")]
     overrides = [word for word in words if word not in choices]

@@ -20,10 +20,10 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 def interpolate(raw: dict[str, Any], where: str) -> None:
-    """Replace every interpolation in the values of `raw`. A named key that `raw` lacks counts with its default.
+    """Replace every interpolation in the values of `raw`. If `raw` lacks the key that one names, the key's default is used.
 
-    Raises UsageError, which names the key, if an interpolation is unknown, or if its result is larger than any workload needs.
-    Also raises it if a value has an environment variable and the data are on another machine, which would learn the variable.
+    Raises UsageError if an interpolation is unknown, or if its result is larger than any workload needs. Also raises it if a
+    value has an environment variable and the data are on another machine, as that machine would learn the variable.
     """
     interpolation = _Interpolation(raw, where)
     interpolation.replace(raw, "")

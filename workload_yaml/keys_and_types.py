@@ -39,7 +39,7 @@ def convert_section(raw: dict[str, Any], struct: type[SectionType], where: Calla
 
 
 def without_unknown_keys(raw: dict[str, Any], struct: type[msgspec.Struct], passes_over: Callable[[str], bool]) -> list[str]:
-    """Remove the unknown keys from `raw` for whose path `passes_over` returns True. Return the removed paths.
+    """Remove unknown keys from `raw` and return their paths. A key is removed if `passes_over` returns True for its path.
 
     The path of a key within a list has the index of its section, such as ``twin.checkpoint.files[0].name``.
     """
@@ -74,7 +74,10 @@ def _unknown_keys(value: Any, annotation: Any, at: str) -> Iterator[tuple[dict[s
 
 
 def _fitting(value: Any, annotation: Any) -> Any:
-    """Convert `value` to fit the type `annotation`: without null values, YAML 1.1's words to booleans, 1e6 to an integer."""
+    """Return `value` in a form that fits the type `annotation`.
+
+    Null values are removed, YAML 1.1's words become booleans, and floats without a fraction, such as 1e6, become integers.
+    """
     kinds = set(_scalars(annotation))
     match value:
         case dict():

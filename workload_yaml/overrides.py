@@ -14,7 +14,7 @@ from iotwin.workload_yaml.dlio_spellings import known_name, known_value
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import parse
 
-IGNORED = ("hydra.", "hydra/")  # prefixes of Hydra's own settings; `known_name` converts hydra.run.dir, the only one in use
+IGNORED = ("hydra.", "hydra/")  # prefixes of Hydra's own settings; only hydra.run.dir has an effect, by `known_name`
 _EXAMPLE = "write for example ++workload.reader.batch_size=4"
 _KIND = {"": "set", "+": "add", "++": "force", "~": "delete"}
 # Hydra writes {a:1} where YAML requires {a: 1}, and a backslash before special characters.
@@ -34,7 +34,7 @@ class Override(NamedTuple):
 
 
 def value_at(section: Any, path: str) -> Any:
-    """Return the value at `path`, such as reader.batch_size, in the nested mappings `section`; None if there is none."""
+    """Return the value at `path`, such as reader.batch_size, in the nested mappings `section`; None if `path` does not exist."""
     for name in path.split("."):
         section = section.get(name) if isinstance(section, dict) else None
     return section
@@ -78,7 +78,7 @@ class ComposedValues:
         self.origins.pop(path, None)
 
     def get(self, path: str) -> Any:
-        """Return the value at `path`; None if there is none."""
+        """Return the value at `path`; None if the path does not exist."""
         return value_at(self.raw, path)
 
     def has(self, path: str) -> bool:
@@ -116,9 +116,9 @@ def _value(value: str, text: str) -> Any:
 
 
 def apply(settings: ComposedValues, override: Override, strict: bool = False) -> None:
-    """Apply `override` to `settings`. With `strict`, as in Hydra, ``=`` requires an existing key and ``+`` a new one.
+    """Change `settings` by `override`. With `strict`, as in Hydra, ``=`` requires an existing key, and ``+`` a new one.
 
-    Raises UsageError, which names the override.
+    Raises UsageError if a key is missing or exists already. The message names the override.
     """
     path = known_name(override.path, override.value)
     if path.startswith(IGNORED):

@@ -10,10 +10,10 @@ Factor = Annotated[float, msgspec.Meta(ge=0, le=1000)]
 
 
 class TwinRecorded(Section):
-    """The recording to replay, and how to replay it. Other keys that it follows are those of edits."""
+    """The recording to replay, and how to replay it. Edits follow further keys, such as reader.batch_size."""
 
     file: str  # written by `iotwin fit` next to the YAML, and read from there
-    think_scale: Factor = 1.0  # for the job's time between calls
-    decode_scale: Factor = 1.0  # for the time between the calls that read a sample
-    read_latency: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds added to a read that the page cache lacks
-    balanced_ranks: bool = False  # ranks have equally many samples and loaders, and loaders as quick as the median rank's
+    think_scale: Factor = 1.0  # factor for the job's time between calls
+    decode_scale: Factor = 1.0  # factor for the time between the calls that read one sample
+    read_latency: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0  # seconds added to a read that the page cache cannot serve
+    balanced_ranks: bool = False  # each rank has the median rank's loaders (as many, as quick) and as many samples

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from iotwin.workload_yaml.recording import RecordedBatches
 
 MOST_PREFETCHED = 8  # most batches that a loader is assumed to prefetch; PyTorch's default is 2
-_NEARLY_ALL = 0.9  # least share of a pass's batches in flight that counts as all batches
-PARTS = 16  # batch size in the YAML if samples are unknown: so it can be halved, too
+_NEARLY_ALL = 0.9  # if this share of a pass's batches is in flight, all are assumed to have been requested
+PARTS = 16  # batch size in the YAML if samples are unknown: large enough to be halved several times
 
 
 class RecordedStructure(NamedTuple):
@@ -65,7 +65,7 @@ def pass_bounds(batches: RecordedBatches) -> NDArray[np.int64]:
 def is_requested_at_once(depth: int, batches: int, loaders: int) -> bool:
     """Return True if a pass requested nearly all its batches at its start, far more than `loaders` loaders prefetch.
 
-    `depth`: most batches that were requested and not yet taken. `batches`: number of batches of the pass. `depth` may be below
-    `batches`, because loaders deliver some batches before the last one is requested.
+    `depth`: most batches that were requested and not yet taken. `batches`: number of batches of the pass. Even then `depth` may
+    be below `batches`, because loaders deliver some batches before the last one is requested.
     """
     return depth >= min(batches - loaders, _NEARLY_ALL * batches) and depth > MOST_PREFETCHED * loaders

@@ -51,15 +51,15 @@ class Op(IntEnum):
     COPY_TO = 12
     TRUNCATE = 13
     PIPE_WRITE = 14
-    PIPE_READ = 15  # waits for the bytes
-    POLL = 16  # waits until there is something to read
+    PIPE_READ = 15  # reads from a pipe, and waits for the bytes
+    POLL = 16  # waits until a pipe has something to read
     POST = 17  # puts a token into a channel between two threads of a process
-    WAIT = 18  # waits for a token
+    WAIT = 18  # waits for a token in a channel
     START = 19  # starts a process
     JOIN = 20  # waits for a process to end
     THREAD = 21  # starts a thread
     MARK = 22  # logs that a phase begins or ends
-    END = 23  # the end of the process or thread; its time counts, nothing is called
+    END = 23  # the process or thread ends; no call is replayed, but its time is
     MEET = 24  # waits for the other ranks, as an all-reduce does
     STEP = 25  # in edited recordings: the player records when it gets here (benchmark.emulator.recorded.step_points)
 
@@ -86,11 +86,11 @@ LABELS = {"label": np.int8, "batch": np.int32, "sample": np.int32}
 
 
 class Label(IntEnum):
-    """How firmly a recorded call belongs to the samples that the job trains on."""
+    """Whether a recorded call belongs to a batch or a sample, and so how an edit moves the call."""
 
-    TIMED = 0  # nothing connects the call with a batch: it is replayed when the job made it
-    STREAMED = 1  # the call reads ahead of the batches: it follows the samples that are consumed
-    DEALT = 2  # the call reads a sample of a batch: it goes wherever the sample is dealt to
+    TIMED = 0  # the call belongs to no known batch: it is replayed at its recorded time
+    STREAMED = 1  # the call reads ahead of the batches: it is replayed when the samples before it are consumed
+    DEALT = 2  # the call reads a sample of a batch: it moves with the sample, to whichever rank and batch gets that sample
 
 
 class RecordedFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,7 +154,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
     marks: list[Mark]
     batches: RecordedBatches | None = None  # None: the recording has no labels, and no edit can be made
     ranks: int = 0  # the YAML's twin.ranks; 0: the recording is older, and its YAML does not give them
-    # How much longer tracing made a read or write, and another call, in ns; 0: not measured. The time between calls includes it.
+    # How much longer tracing made a read or write, and another call, in ns; 0: not measured. `think_ns` includes this time.
     transfer_ns: int = 0
     call_ns: int = 0
 

@@ -1,4 +1,4 @@
-"""Step times under a memory budget: a base time multiplied by the overhead of recomputation, by a curve of overheads."""
+"""Step times under a memory budget: a base time multiplied by the overhead of recomputation, which a curve maps to budgets."""
 
 from typing import Any
 
@@ -11,16 +11,17 @@ _SCALED = {"mean", "stdev", "min", "max", "scale", "values"}
 
 
 def share_of_peak(time: Rematerialized) -> float | None:
-    """Return the budget as a share of peak memory; None if there is no budget. In the YAML, a budget above 1 means bytes."""
+    """Return the budget as a share of peak memory; None if there is no budget. In the YAML, a budget above 1 is in bytes."""
     if time.budget is None:
         return None
     return float(time.budget) if time.budget <= 1 else time.budget / time.peak_bytes
 
 
 def overhead(time: Rematerialized) -> float:
-    """Return step time / base time, the overhead, for the largest share of memory on the curve that is within the budget.
+    """Return the overhead, that is, the step time divided by the base time. It is 1 if nothing is recomputed.
 
-    Raises UsageError if the budget is below every share, and names the smallest one. Raises UsageError if the budget is unknown.
+    The curve's largest share of memory within the budget determines it. Raises UsageError if the budget is below every share (the
+    message names the smallest one), or if the budget is unknown.
     """
     share = share_of_peak(time)
     if not time.simulated and share is not None and all(abs(ratio - share) > 1e-6 for ratio, _ in time.curve):

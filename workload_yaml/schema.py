@@ -15,7 +15,7 @@ from iotwin.workload_yaml.dataset import Count, Dataset, OrNone, Positive, Secti
 from iotwin.workload_yaml.recorded_section import TwinRecorded
 from iotwin.workload_yaml.train_section import Train
 
-# The maximum keeps a typing error, such as a size in place of a count, from becoming a fork bomb.
+# The maximum prevents a typing error, such as a size in place of a count, from starting thousands of processes.
 Processes = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 Datatype = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
 Shuffle = Literal["off", "seed", "random"]  # random: a new order in each epoch even if seed_change_epoch is false
@@ -45,7 +45,7 @@ class Model(Section):
 
     name: str = "default"
     type: str | None = None  # `transformer`: sizes follow from the shape; other values have no effect
-    model_size_bytes: Size = 10240  # size of the model state that a writing rank writes, unless type is transformer
+    model_size_bytes: Size = 10240  # bytes of model state that each writing rank writes, unless type is transformer
     model_datatype: Datatype = "fp16"
     optimizer_datatype: Datatype = "fp32"
     optimization_groups: list[Positive] = []  # number of elements of each optimizer tensor
@@ -64,7 +64,7 @@ class Workflow(Section):
     checkpoint: bool = False
     profiling: bool = False
     debug: bool = False  # of no effect; see --debug
-    query: str | None = None  # key, such as reader.batch_size, whose value is printed instead of a run
+    query: str | None = None  # key, such as reader.batch_size: print its value and run nothing
 
 
 class Storage(Section):
@@ -86,24 +86,25 @@ class Reader(Section):
     data_loader_sampler: str | None = None
     batch_size: Positive = 1
     batch_size_eval: Positive = 1
-    read_threads: Processes = 1  # worker processes; 0: the main process reads
+    read_threads: Processes = 1  # number of worker processes per rank; 0: the main process reads
     computation_threads: Processes = 1  # tf.data's parallel parsing; of no effect, as records are not parsed
-    # Batches in flight over all workers. As in DLIO, each worker has ceil(prefetch_size / read_threads) of them. If it is not
-    # given, each worker has two, as in PyTorch.
+    # Batches in flight over all workers of a rank. As in DLIO, each worker has ceil(prefetch_size / read_threads) of them. None:
+    # each worker has two, as in PyTorch.
     prefetch_size: Positive | None = None
-    file_shuffle: Shuffle = "off"  # with one sample per file, it has the same effect as sample_shuffle
-    # batches: each batch is one read of one big file; sorted: a recording's samples are read in the order of files
+    file_shuffle: Shuffle = "off"  # with one sample per file, the same as sample_shuffle
+    # batches: each batch is one read of one big file; sorted: samples of a recording are read in the order of their files
     sample_shuffle: Shuffle | Literal["batches", "sorted"] = "off"
     shuffle_size: Positive = 1024  # samples in tf.data's shuffle buffer
-    # memory: each file is read once, in the first epoch; kept_open: a process of a recording opens each file once
+    # memory: each file is read once, in the first epoch; kept_open: in a recording, each process opens each file only once
     read_type: Literal["on_demand", "memory", "mapped", "kept_open"] = "on_demand"
     file_access: Literal["multi", "shared", "collective", "mpio", "posix"] = "multi"  # of no effect, as in DLIO
     # Most bytes of one read; None: as the format's reader chooses. A recording's sequential reads are joined up to this size.
     transfer_size: Positive | None = None
     preprocess_time: Duration = 0.0  # seconds that a worker spends on preprocessing each training sample
-    # For the pytorch loader; native forks its worker processes, or has threads of the main process in their place.
+    # How the pytorch loader starts its workers. The native loader forks them, or starts threads of the main process if `threads`.
     multiprocessing_context: Literal["fork", "spawn", "forkserver", "threads"] = "fork"
-    pin_memory: bool | None = None  # None: true for the pytorch loader, false for native, which copies each batch once if true
+    # None: as True for the pytorch loader, as False for native. If True, native copies each batch once into page-locked memory.
+    pin_memory: bool | None = None
     odirect: bool = False  # read with O_DIRECT, which bypasses the page cache
     dont_use_mmap: bool = False  # of no effect
     # Shape of the tensor that the pytorch loader delivers for a sample, instead of record_length_bytes_resize.
@@ -142,16 +143,16 @@ class Checkpoint(Section):
     time_between_checkpoints: Duration = 0.0  # seconds of computing between checkpoints if workflow.train is false
     num_checkpoints_write: OrNone = -1  # number of checkpoints to write if workflow.train is false
     num_checkpoints_read: OrNone = -1  # how often the newest checkpoint is read back at the end
-    type: Literal["rank_zero", "all_ranks"] = "rank_zero"  # ranks that write a model that is not sharded
-    mode: Literal["default", "subset"] = "default"  # subset: fewer ranks run than the parallelism requires and write their shares
-    fsync: bool | None = None  # True: sync every file, False: none; None: sync the recorded files that the job synced
-    recovery_rank_shift: bool = False  # each rank reads back files of a rank on another node, not in this node's page cache
+    type: Literal["rank_zero", "all_ranks"] = "rank_zero"  # which ranks write a model that is not sharded
+    mode: Literal["default", "subset"] = "default"  # subset: fewer ranks run than the parallelism has; they write their shares
+    fsync: bool | None = None  # True: sync every file; False: sync none; None: sync the files that the traced job synced
+    recovery_rank_shift: bool = False  # each rank reads back files that another node wrote, as this node does not cache them
     rank_sync: bool = False  # ranks wait for one another after each checkpoint
     randomize_tensor: bool = True  # random bytes; false: zeros, which storage may compress away
     ksm: Ksm | None = None
     checkpoint_mechanism_classname: str | None = None
-    # Keys that only the paper artifact's fork of DLIO has. Sizes of writes alternate: q1 bytes, then a draw from a normal
-    # distribution with this mean and standard deviation, raised to min if it is smaller.
+    # Keys that only the paper artifact's fork of DLIO has. Sizes of writes alternate between q1 bytes and a draw from a normal
+    # distribution with this mean and standard deviation. A draw below min is raised to min.
     ckpt_write_sz_q1: Positive | None = None
     ckpt_write_sz_mean: Positive | None = None
     ckpt_write_sz_std: Count | None = None
@@ -161,7 +162,7 @@ class Checkpoint(Section):
 class OutputMetric(Section):
     """Which steps of an epoch the metrics exclude."""
 
-    exclude_start_steps: Count = 1  # the first step waits for its batch, as no earlier step hides the read
+    exclude_start_steps: Count = 1  # the first step waits for its batch, as no step before it covers the read
     exclude_end_steps: Count = 0
 
 
@@ -198,13 +199,13 @@ class CheckpointFile(Section):
     fsync: bool = False
     rename: bool = False  # written under a temporary name, then renamed
     direct: bool = False  # written with O_DIRECT, if writes fill blocks and the file system supports it
-    # [offset, bytes] of each read after writing, as TensorFlow merges indices. Offset 0 reopens the file; 0 bytes read its end.
+    # [offset, bytes] of each read after writing, as of TensorFlow's indices. Offset 0 reopens the file; 0 bytes: reads its end.
     read_back: list[tuple[Count, Count]] = []
-    # What each later checkpoint does with this file, as a store that checks which checkpoints are whole; None: nothing.
+    # What the job does with this file at each later checkpoint, for example to check the checkpoint; None: nothing.
     looked_at: Literal["opened", "read"] | None = None
-    rank: Count = 0  # the rank that writes it; the last one if there are fewer ranks
-    # Written only at the checkpoints after these epochs, as a best-so-far file, or after these steps of the run if
-    # checkpoints come by steps; None: at all checkpoints.
+    rank: Count = 0  # the rank that writes the file; if there are fewer ranks, the last one
+    # The file is written only at the checkpoints after these epochs, as best-so-far files are. If checkpoints come by steps, it
+    # is written after these steps of the run. None: the file is written at all checkpoints.
     after: list[Count] | None = None
     keep: Count | None = None  # number of newest versions of this file that stay, 0: all; None: twin.checkpoint.keep
     serialization_time: Duration = 0.0  # seconds in addition to writing
@@ -216,44 +217,44 @@ class CheckpointPolicy(Section):
 
     type: Literal["checkfreq"] = "checkfreq"
     overhead: Annotated[float, msgspec.Meta(gt=0, le=100)] = 0.05  # time that checkpoints may add, as a share of the steps' time
-    mtbf: PositiveSeconds | None = None  # mean time between failures, which sets a least interval (Young's)
-    profile_steps: Positive = 100  # steps timed before the first checkpoint that the policy takes
+    mtbf: PositiveSeconds | None = None  # mean time between failures, which sets a least interval by Young's formula
+    profile_steps: Positive = 100  # number of steps that are timed before the policy's first checkpoint
 
 
 class TwinCheckpoint(Section):
     """Checkpoint settings that DLIO does not have."""
 
     files: list[CheckpointFile] = []  # recorded files; if empty, files and sizes follow from the model section
-    # Share of a file's serialization that passes before its first write; the rest follows the writes, by their bytes.
+    # Share of a file's serialization time that passes before its first write. The rest is spread over the writes by their bytes.
     serialization_ahead: Share = 0.0
-    # Seconds of a checkpoint before its first file. If the first one warms up, the times of all are in order.
+    # Seconds of a checkpoint before its first file. If the first checkpoint takes longer, this is a list: the times in order.
     lead_time: Duration = 0.0
     tail_time: Duration = 0.0  # seconds of a checkpoint after its last file
     # folder: a checkpoint is a folder, written under a temporary name (+ .tmp) that is renamed when all ranks are done.
     commit: Literal["file", "folder"] = "file"
-    directory_sync: bool = False  # fsync a folder after files in it were renamed, and before it is renamed itself
+    directory_sync: bool = False  # fsync a folder after files in it are renamed, and before the folder is renamed
     format: CheckpointFormat | None = None  # format in which the tensors are written; None: as recorded
     persist_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1  # threads that write files, or parts of a slot, concurrently
     asynchronous: bool = False  # a snapshot in memory is written in the background
     in_flight: Positive = 1  # most asynchronous checkpoints under way; training waits until there are fewer
-    snapshot_time: Duration | None = None  # seconds of an asynchronous checkpoint's snapshot; None: the time of copying its bytes
-    # device: training waits for the whole snapshot; host: the snapshot is taken during the next step, whose end waits for it.
+    snapshot_time: Duration | None = None  # seconds of an asynchronous checkpoint's snapshot; None: the time to copy its bytes
+    # device: training waits for the snapshot; host: the snapshot is taken during the next step, and that step ends after it.
     snapshot: Literal["host", "device"] = "device"
     logged: bool | None = None  # True: the log has checkpoints as phases; None: only if training waits for them
     keep: Positive | None = None  # number of newest checkpoints that stay; older ones are removed; None: all stay
     keep_every: Positive | Literal["epoch"] | None = None  # every n-th checkpoint, or those at ends of epochs, also stay
-    # [epoch, step] in the names of checkpoints from before the run, oldest first; sparse files of their size stand in for them.
+    # [epoch, step] in the names of checkpoints from before the run, oldest first. Sparse files of the same size replace them.
     before: list[tuple[Count, Count]] = []
-    on_processors: bool = False  # the job trains on the CPUs that write, so a policy counts the CPU time of writing
+    on_processors: bool = False  # the job trains on the CPUs that write checkpoints, so a policy counts the CPU time of writing
     policy: CheckpointPolicy | None = None  # decides when checkpoints within epochs are due; None: the checkpoint section does
-    # Epochs after which checkpoints are due, instead of at an interval; steps of the run if they come by steps, that is, with
-    # steps_between_checkpoints. A step may be listed several times.
+    # Checkpoints are due after these epochs, not at an interval. With steps_between_checkpoints, these are steps of the run.
+    # A step may be listed several times.
     after: list[Positive] | None = None
     seconds_between: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # None: checkpoints are not due by time
 
 
 class TwinResume(Section):
-    """The position at which a stopped run resumes, and how the run reaches it.
+    """The position at which a stopped run resumes, and how the run gets there.
 
     * restore reads the checkpoint.
     * skip_reads resumes at the same position without reading a checkpoint.
@@ -278,8 +279,8 @@ class TwinEvaluation(Section):
 class TwinReader(Section):
     """Reader settings that DLIO does not have."""
 
-    # Request size of each read of a file; the last one is repeated until the end of the file. A 0 after it: one more read finds
-    # the end. Empty: the format's reader chooses.
+    # Request sizes of the reads of a file, in order; the last one is repeated until the end of the file. A final 0: one more read
+    # finds the end. Empty: the format's reader chooses.
     read_sizes: list[Count] = []
 
 
@@ -290,10 +291,10 @@ class PipelineStage(Section):
     forward_s: Duration
     backward_s: Duration
     all_reduce_s: Seconds = 0.0  # time that averaging gradients adds to a backward pass
-    receive_s: Seconds = 0.0  # time to transfer its input over the link and the gradient back
-    input_bytes: Count = 0  # size of its input, for link_bytes_per_s
+    receive_s: Seconds = 0.0  # seconds to transfer the stage's input over the link, and the gradient back
+    input_bytes: Count = 0  # size of the stage's input, for link_bytes_per_s
     evaluation_s: Duration | None = None  # forward pass of an evaluation; None: forward_s
-    checkpoint_bytes: Count = 0  # size of the file that its first rank writes, unless twin.checkpoint.files lists files
+    checkpoint_bytes: Count = 0  # size of the file that the stage's first rank writes, unless twin.checkpoint.files lists files
 
 
 class Pipeline(Section):
@@ -302,8 +303,8 @@ class Pipeline(Section):
     stages: list[PipelineStage] = []
     plan: str | None = None  # plan.json or conf.json whose stages, schedule and depth the run has; relative to the YAML
     schedule: Literal["1f1b", "gpipe", "flush", "none", "2bw"] | None = None  # None: that of `plan`, else 1f1b
-    depth: dict[str, Count] = {}  # minibatches in flight during warm-up, by the stage's index, instead of the schedule's formula
-    minibatches: Positive | None = None  # number in each epoch; None: all that the data set has
+    depth: dict[str, Count] = {}  # by the stage's index: minibatches in flight during warm-up; replaces the schedule's formula
+    minibatches: Positive | None = None  # minibatches in each epoch; None: all of the data set
     # Speed of each rank's link to the previous stage, which replaces receive_s; None: receive_s.
     link_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
 
@@ -311,20 +312,20 @@ class Pipeline(Section):
 class Twin(Section):
     """The keys that iotwin adds to DLIO's."""
 
-    assumptions: list[str] = []  # properties of the twin that the trace does not show, in words
-    # unet3d, bert, dlrm: files named as those workloads name them; npy: one file of any name per sample; None: by dataset.format.
+    assumptions: list[str] = []  # sentences about properties of the twin that the trace does not show
+    # unet3d, bert, dlrm: file names as in these workloads; npy: one file of any name per sample; None: dataset.format decides.
     layout: Literal["unet3d", "npy", "bert", "dlrm"] | None = None
     train_files: list[str] | None = None  # names within data_folder; for a pair of unet3d, the part before _x.npy
     eval_files: list[str] | None = None
     resume: TwinResume | None = None  # None: from the first step
-    startup_time: Seconds = 0.0  # from the process's start to the start of init: imports
-    init_time: Duration = 0.0  # from the start of init to the first epoch
+    startup_time: Seconds = 0.0  # seconds from the start of the process to the start of init (imports)
+    init_time: Duration = 0.0  # seconds from the start of init to the first epoch
     epoch_warm_up_time: Duration = 0.0  # additional seconds of the first step of each epoch that the run trains
-    # Number of processes that each stand for one accelerator, unless `iotwin emulate --ranks` is given.
+    # Number of ranks, that is, processes that each stand for one accelerator. `iotwin emulate --ranks` replaces it.
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     busy_wait: bool = False  # keep a CPU busy instead of sleeping in place of computation
     clock: Literal["real", "virtual"] = "real"  # virtual: the time in which all threads sleep or wait is skipped
-    persistent_workers: bool = False  # worker processes live through all epochs; False: each epoch starts new ones
+    persistent_workers: bool = False  # True: worker processes run through all epochs; False: each epoch starts new ones
     pipeline: Pipeline | None = None  # pipeline-parallel stages; None: all ranks do the same
     reader: TwinReader = msgspec.field(default_factory=TwinReader)
     evaluation: TwinEvaluation = msgspec.field(default_factory=TwinEvaluation)
@@ -332,7 +333,7 @@ class Twin(Section):
     recorded: TwinRecorded | None = None  # replay a recording instead of reading samples
 
 
-# Keys of twins of earlier versions, which have no effect, by the key or option that replaces them.
+# Keys that only twins of earlier versions have, and that have no effect, by the key or option that replaces them.
 _EARLIER = {
     "": "train_reads eval_reads startup_files startup_reads startup_ranks all_reduce_time barrier source host reader.start_time "
     "reader.keep_open reader.most_open reader.opened reader.streamed reader.in_turn reader.opening_threads evaluation.lead_time "
@@ -356,7 +357,7 @@ _REPLACED = {f"twin.{key}": now for now, keys in _EARLIER.items() for key in key
 
 
 def is_earlier(path: str) -> bool:
-    """Return True if only earlier versions had the key `path`, in which sections of a list have an index."""
+    """Return True if only earlier versions had the key `path`. In `path`, sections within a list have an index."""
     return re.sub(r"\[\d+\]", "", path) in _REPLACED
 
 
@@ -371,7 +372,7 @@ class Config(Section, kw_only=True):
 
     model: Model = msgspec.field(default_factory=Model)
     framework: Literal["pytorch", "tensorflow"] = "pytorch"
-    num_gpus: Positive | None = None  # for step time models, if one rank stands for several
+    num_gpus: Positive | None = None  # number of GPUs for step time models, if a rank stands for several GPUs
     workflow: Workflow = msgspec.field(default_factory=Workflow)
     storage: Storage = msgspec.field(default_factory=Storage)
     dataset: Dataset = msgspec.field(default_factory=Dataset)

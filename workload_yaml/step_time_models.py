@@ -1,7 +1,7 @@
 """Step times of the paper's workloads on V100 (32 GB) GPUs: regressions over number of GPUs and batch size, and measurements.
 
-Both come from the artifact's emulator (github.com/discslab-dl-bench/dlio_benchmark2). The regressions are from its branch
-vldb-main, and the measurements in step_times.csv are from the commits in the column `source`.
+Regressions and measurements come from the artifact's emulator (github.com/discslab-dl-bench/dlio_benchmark2): the regressions
+from its branch vldb-main, the measurements in step_times.csv from the commits in that file's column `source`.
 """
 
 import csv
@@ -27,7 +27,7 @@ class _Fit(NamedTuple):
         return self.constant + self.per_gpu * gpus + self.per_sample * batch
 
 
-# (fit of the mean, fit of the standard deviation). The batch size is per GPU for unet3d and bert, of all GPUs together for dlrm.
+# (fit of the mean, fit of the standard deviation). Batch size: per GPU for unet3d and bert, of all GPUs together for dlrm.
 _FITS = {
     "unet3d": (_Fit(0.27739, 0.00211888, 0.27448834), _Fit(-0.02411, 0.00429292, 0.00705136)),
     "bert": (_Fit(0.32936, 0.00622823, 0.11688357), _Fit(0.00967, 0.004484, -0.00128301)),
@@ -72,7 +72,7 @@ def _measured(workload: str, gpus: int, batch: int) -> Quantiles:
 def _through_quartiles(mean: float, first: float, median: float, third: float) -> Quantiles:
     """Return a piecewise linear distribution with the given quartiles and mean.
 
-    The lowest quarter has the same slope as the second. The maximum is chosen so that the distribution has the mean.
+    The lowest quarter has the same slope as the second. The maximum is chosen so that the distribution's mean is `mean`.
     """
     least = max(0.0, 2 * first - median)
     # A quarter's mean is the mean of its two ends, so the overall mean is (least + 2 first + 2 median + 2 third + most) / 8.

@@ -1,7 +1,7 @@
 """Parse YAML 1.2 from strangers with bounds, so that a few hundred bytes cannot expand to billions of values.
 
-An alias may stand for a list of aliases, so that the number of values multiplies at each level. So the parser counts the values
-of the whole document before it builds any. If PyYAML was built with libyaml, parsing is ten times as fast.
+An alias may stand for a list of aliases, so the number of values may multiply at each level of nesting. Therefore the parser
+counts the values of the whole document before it builds any. If PyYAML was built with libyaml, parsing is ten times as fast.
 """
 
 import re
@@ -15,7 +15,7 @@ from iotwin.common.foreign_files import read_foreign_text
 
 LARGEST_BYTES = 64 << 20  # twice the bytes of a twin that names a million files
 _DEEPEST = 64
-_ALWAYS_ALLOWED = 100_000  # number of values that a document may have through its aliases
+_ALWAYS_ALLOWED = 100_000  # largest number of values that aliases may expand a document to
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # YAML 1.2's scalars as (tag, pattern, first characters), and YAML 1.1's `1_000`.
@@ -105,9 +105,9 @@ def _refuse_deep(text: str) -> None:
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Return the number of values that `node` has if every alias is written out.
+    """Return the number of values that `node` has if every alias is replaced by its target.
 
-    `counts` caches results by id(node). The entry is 0 while the node is being counted, by which cycles are detected.
+    `counts` caches results by id(node). While a node is being counted, its entry is 0; this detects cycles.
     """
     if (known := counts.get(id(node))) is not None:
         if not known:

@@ -15,15 +15,15 @@ from iotwin.workload_yaml.recorded_section import TwinRecorded
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import LARGEST_BYTES, add_scalars, parse, read_text
 
-_FREE_SECTION = "storage.storage_options"  # its keys are the object store's, not the schema's
-# Keys that are written even with default values, since people search for them in a twin, or edit them for what-if questions.
+_FREE_SECTION = "storage.storage_options"  # the object store defines its keys, not the schema
+# Keys that are written even with default values, since people search for these keys in a twin, or edit them.
 _ALWAYS_WRITTEN = frozenset({
     "model.name", "framework", "workflow.train", "workflow.evaluation", "workflow.checkpoint", "dataset.data_folder",
     "dataset.format", "reader.data_loader", "reader.batch_size", "reader.batch_size_eval", "reader.read_threads",
     "reader.file_shuffle", "reader.sample_shuffle", "reader.preprocess_time", "train.epochs", "train.computation_time",
     "train.seed", "train.seed_change_epoch", "checkpoint.checkpoint_folder", "output.folder", "metric.au",
 })  # fmt: skip
-# The same for a twin that replays a recording, followed by the keys that can be edited if its batches are known.
+# The same for a twin that replays a recording. If the recording's batches are known, also the keys that can be edited.
 _OF_RECORDING = frozenset({
     "dataset.data_folder", "checkpoint.checkpoint_folder", "output.folder", "twin.ranks", "twin.recorded.think_scale",
 })  # fmt: skip
@@ -31,7 +31,7 @@ _OF_BATCHES = frozenset({
     "reader.batch_size", "reader.read_threads", "train.epochs", "train.computation_time", "train.computation_scale",
 })  # fmt: skip
 
-_SEAL = b"# iotwin wrote the lines above, which have the SHA-256 "  # then the digest; the last line of every YAML
+_SEAL = b"# iotwin wrote the lines above, which have the SHA-256 "  # followed by the digest, in the last line of every YAML
 
 
 class _Dumper(yaml.SafeDumper):
@@ -51,7 +51,7 @@ add_scalars(_Dumper)  # in addition to YAML 1.1's scalars
 def read(path: Path) -> tuple[dict[Any, Any], str]:
     """Return (mapping in the YAML at `path`, text of the YAML).
 
-    Raises UsageError, one line with the file, if the file cannot be read or does not contain a mapping.
+    Raises UsageError if the file cannot be read or does not contain a mapping. The message is one line with the file.
     """
     if path.is_dir():
         hint = f"; make its twin: iotwin fit {path} -o twin.yaml" if (path / "events.parquet").exists() else ""
@@ -84,7 +84,7 @@ def dump(config: Config, path: Path | str) -> None:
 
 
 def check_unedited(path: Path) -> None:
-    """Raise UsageError if `path` exists with other lines than `dump` wrote there, which are lost if `dump` replaces it."""
+    """Raise UsageError if `path` exists and somebody edited it after `dump` wrote it, since `dump` would overwrite the edits."""
     if not path.exists():
         return
     content, _, digest = read_foreign(path, LARGEST_BYTES).rpartition(_SEAL)

@@ -1,6 +1,6 @@
 """The aspects of a run: single times and amounts that the test of equivalence compares in addition to the dimensions.
 
-The score of a dimension is a mean, in which a single large difference may not show. Each aspect is tested separately.
+The score of a dimension is a mean, so it may hide a single large difference. Therefore, each aspect is tested separately.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from iotwin.tracesim.calls import CLOSE, FILE_KINDS, GROUPS, SYNC, WRITE
 from iotwin.tracesim.phases import PHASES, RUN, TIMED
 from iotwin.tracesim.profile import Summary
 
-# Runs are compared by log(amount + addend), so that differences of small amounts count less.
+# Runs are compared by log(amount + addend). The addend makes differences of small amounts less important.
 _SMALL_TIME = 0.1  # addend to the time in a phase, as a share of the time of all phases
 _SMALL_COMPUTATION = 0.02  # addend to a phase's time without waits for data, as a share of the phase's time
 _SMALL_AMOUNT = 0.01  # addend to calls or bytes by operation and kind of file, as a share of all calls or bytes
-_SMALL_COUNT = 0.5  # addend to a number of files or syncs; small, so that one file or sync more is noticed
+_SMALL_COUNT = 0.5  # addend to a number of files or syncs; small, so that one more file or sync is noticed
 _WHERE = {phase: "the whole run" if phase == RUN else PHASES[phase] for phase in TIMED}
 
 
@@ -25,7 +25,7 @@ _WHERE = {phase: "the whole run" if phase == RUN else PHASES[phase] for phase in
 class AspectKind:
     """A kind of aspect, and how much aspects of this kind may differ, as differences of natural logarithms.
 
-    `tolerance` is allowed in any twin; `usual` is the usual standard deviation among reruns of a job.
+    `tolerance` is allowed in any twin. `usual` is the usual standard deviation among reruns of a job.
     """
 
     tolerance: float
@@ -56,7 +56,8 @@ def aspects_of(s: Summary) -> list[Aspect]:
 
 
 def _times(s: Summary) -> Iterator[tuple[str, AspectKind, float, float]]:
-    # Times are those of the shortest occurrence of each phase: other work on the machine only makes occurrences longer.
+    # Times are those of the shortest occurrence of each phase, because other work on the machine can only make occurrences
+    # longer.
     times = (s.occurrences * s.quickest_ns)[list(TIMED)]
     total = float(times.sum())
     if np.count_nonzero(times) > 1:
@@ -67,7 +68,7 @@ def _times(s: Summary) -> Iterator[tuple[str, AspectKind, float, float]]:
         if s.quickest_step_ns[phase] > 0:
             yield f"time per step of {_WHERE[phase]}", TIME, float(s.quickest_step_ns[phase]), 0.0
         if s.least_without_waits_ns[phase] > 0:
-            # Only the total over a phase is compared, since it is chance whether a rank waits for a single batch.
+            # Only the total over a phase is compared, since whether a rank waits for a particular batch is chance.
             without_ns = float(s.occurrences[phase] * s.least_without_waits_ns[phase])
             yield f"time in {_WHERE[phase]} without waits for data", TIME, without_ns, _SMALL_COMPUTATION * time
 

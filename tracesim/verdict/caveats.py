@@ -7,8 +7,8 @@ from iotwin.trace_store.figures.unrecorded_maps import mapped_data_note
 from iotwin.trace_store.reader import Trace
 
 LEAST_FLOOR = 0.90  # least overall score of two reruns of a job on a quiet machine
-_LEAST_IDLE = 0.1  # a machine is crowded if a smaller share of its CPUs is idle ...
-_LEAST_OTHER = 0.25  # ... and programs other than the job use at least this share
+_LEAST_IDLE = 0.1  # a machine is crowded if the idle share of its CPUs is smaller than this ...
+_LEAST_OTHER = 0.25  # ... and if programs other than the job use at least this share
 
 
 def caveats_of(trace: Trace, name: str) -> list[str]:
@@ -33,7 +33,7 @@ def caveats_of_floor(floor: float | None, job: str = "A") -> list[str]:
 
 
 def others_cpus(trace: Trace) -> float:
-    """Return how many CPUs other programs used if the machine was crowded; 0 if it was not, or if that is unknown."""
+    """Return how many CPUs other programs used if the machine was crowded; 0 if it was not crowded, or if this is unknown."""
     samples = trace.samples("cpu")
     cpus = trace.manifest.host.cpus
     if samples is None or samples.empty or samples["job_cpus"].isna().all():

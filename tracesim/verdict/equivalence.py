@@ -1,8 +1,8 @@
 """Tests whether a twin differs from its job by no more than reruns of the job differ among themselves.
 
 Aspects are the times and amounts of aspects.py, and one minus the score of each dimension. The reruns set a margin for each
-aspect. The distance of a run to others is its largest difference in any aspect, as a multiple of the margin; above 1, the run is
-different. docs/similarity.md has the formulas and the measured error rates.
+aspect. A run's distance to others is its largest difference in any aspect, as a multiple of that aspect's margin. A run whose
+distance is above 1 is different. docs/similarity.md has the formulas and the measured error rates.
 """
 
 import itertools
@@ -22,18 +22,18 @@ from iotwin.tracesim.verdict.wrong_twins import CONTROLS, DECISIVE
 
 Floats = NDArray[np.float64]
 ALIKE, DIFFERENT, INCONCLUSIVE = "alike", "different", "inconclusive"
-# If the test is inconclusive, as without reruns, scores below these still make two traces different: reruns score higher.
+# If the test is inconclusive (for example without reruns), a lower overall score still shows that two traces differ.
 ALIKE_OVERALL = 0.90
 ALIKE_DIMENSION = 0.75
-# Dimensions whose scores may be low even in reruns: a few milliseconds, or the page cache before the run, change them.
+# Scores of these dimensions may be low even in reruns, since they depend on milliseconds, or on the page cache before the run.
 _LOW_IN_RERUNS = ("timeline", "block")
 # With these values, the test was right for 40 of 40 reruns and 40 of 40 wrong twins (docs/similarity.md: error rates).
-_LEVEL = 0.02  # chance that a rerun is called different for its times, and again for its amounts
+_LEVEL = 0.02  # chance that the test calls a rerun different for its times; the same chance for its amounts
 _PRIOR_RUNS = 4.0  # the usual spread of reruns weighs as much as this many given reruns
 _TOLERANCE = 0.05  # how far the score of a dimension may be below 1 in any twin
 _STORAGE_TOLERANCE = 0.10  # how far the score of a dimension that depends on the storage may be below 1
 _OVERALL_TOLERANCE = 0.02  # how far the overall score may be below 1
-_RERUNS_DISTANCES = 2.0  # in addition, a twin's score may be lower by this many mean distances between reruns
+_RERUNS_DISTANCES = 2.0  # in addition, a twin's score may be below 1 by this many mean distances between reruns
 _DRAWS = 60  # bootstrap samples for the confidence interval
 _MOST_KEPT = 20  # bootstrap samples whose scores are kept
 _SEED = 20_261_122
@@ -45,7 +45,7 @@ _NOT_THE_JOBS = "block"  # dimension that is left out, since block requests depe
 class AspectDifference:
     """How much a twin differs from the job in one aspect, and by how much it may differ (`margin`).
 
-    Both are differences of logarithms or, if `is_score`, of scores.
+    Both values are differences of logarithms or, if `is_score`, of scores.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Control:
 class Equivalence:
     """The outcome of the test of equivalence.
 
-    `distance_ratio` is the twin's distance to the job divided by the mean distance among the reruns. `interval` is its 95 %
-    confidence interval, and `margin` the largest `distance_ratio` of a twin that is alike. All are None if reruns are missing
-    or equal.
+    `distance_ratio` is the twin's distance to the job, divided by the mean distance among the reruns. `interval` is its 95 %
+    confidence interval. `margin` is the largest `distance_ratio` of a twin that counts as alike. All three are None if there are
+    no reruns, or if the reruns are equal.
     """
 
     result: str
@@ -113,7 +113,7 @@ def equivalence(
 ) -> Equivalence:
     """Test whether `twin` could be a further run of the job whose runs are `job`. The twin was made from the first run.
 
-    `floor` is the lowest overall score among the runs of the job, None for a single run. If it is below `least_floor`, the test
+    `floor` is the lowest overall score among the runs of the job; None for a single run. If it is below `least_floor`, the test
     is inconclusive. `lost` is the largest share of events that any trace lost. The test counts it as lost score of the twin.
     """
     runs = [summarise(run) for run in job]
@@ -145,7 +145,7 @@ def _outcome(distance: float, differences: Sequence[AspectDifference], controls:
 
 
 def unlike_dimension(overall: float, scores: Mapping[str, float]) -> str | None:
-    """Return the dimension with the lowest score if the scores alone show that two traces are different, None otherwise.
+    """Return the dimension with the lowest score if the scores alone show that two traces differ; None otherwise.
 
     `overall` and `scores`, by dimension, are in [0, 1].
     """
@@ -215,11 +215,14 @@ class _Test:
         return self.differences(runs, runs.number - 1, range(runs.number - 1))
 
     def among(self, runs: _Runs, chosen: Sequence[int]) -> float:
-        """Return the mean, over the chosen runs, of the distance of one run to the others. `chosen`: indices into `runs`."""
+        """Return the mean, over the `chosen` runs, of a run's distance to the others. `chosen`: indices into `runs`."""
         return float(np.mean([self.differences(runs, run, [o for o in chosen if o != run])[0].distance for run in chosen]))
 
     def control(self, name: str, runs: _Runs) -> Control:
-        """Test the last of `runs`, a negative control. Its `noticed` is None if the test would miss it even with equal reruns."""
+        """Test the last of `runs`, a negative control.
+
+        `noticed` is None if the test would miss it even if all reruns were equal.
+        """
         differences = self.differences_of_last(runs)
         can_be_noticed = any(abs(each.difference) > self._least_margins[each.name] for each in differences)
         distance = differences[0].distance
@@ -257,9 +260,11 @@ def _student(probability: float, freedom: float) -> float:
 
 
 def _bootstrap(test: _Test, job: Sequence[TraceProfile], twin: TraceProfile) -> Floats:
-    """Return the distance ratio in each of _DRAWS bootstrap samples; empty for a job with few runs and epochs.
+    """Return the distance ratio in each of _DRAWS bootstrap samples; empty if a run has a single epoch and the job has fewer than
+    3 runs.
 
-    Samples draw runs of the job and, if every run has several epochs, phase occurrences: the same ones of all runs (interval.py).
+    Samples draw runs of the job. If every run has several epochs, samples also draw phase occurrences, the same in all runs
+    (interval.py).
     """
     every = [*job, twin]
     by_phase = min(run.trainings for run in every) >= 2

@@ -1,4 +1,4 @@
-"""The noise floor: how low reruns of one job score against one another. A twin cannot be expected to score higher."""
+"""The noise floor: the lowest score between reruns of one job. A twin cannot be expected to score higher."""
 
 import itertools
 from collections.abc import Sequence

@@ -48,7 +48,9 @@ def warnings_about(traces: Sequence[Trace], names: Sequence[str], without_phases
 
 
 def misplaced(profiles: Sequence[TraceProfile], names: Sequence[str]) -> list[str]:
-    """Return a sentence for each trace whose calls are all outside its phases: both may use different clocks."""
+    """Return a sentence for each trace whose calls are all outside its phases, perhaps because calls and log use different
+    clocks.
+    """
     found = []
     for profile, name in zip(profiles, names, strict=True):
         timed = profile.occurrences.phase != STARTUP

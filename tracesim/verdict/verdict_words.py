@@ -14,7 +14,7 @@ def verdict(
     """Return the verdict on two traces in words.
 
     `overall` and `scores`, by dimension, are in [0, 1]. `floor` is the lowest overall score of two reruns, None without reruns.
-    `differences` are sentences, the weightiest first. If `test` is inconclusive, the traces still differ if their scores are low.
+    `differences` are sentences, the weightiest first. If `test` is inconclusive, low scores alone still mean that traces differ.
     """
     if test.result == ALIKE:
         return "indistinguishable from a rerun" if floor is not None and overall >= floor else ALIKE

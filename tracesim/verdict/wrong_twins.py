@@ -1,7 +1,7 @@
 """Negative controls: wrong twins, made by changing the profile of a trace, which the test of equivalence must notice.
 
-Each control imitates the job wrongly: in another order, at random times, with request sizes from one histogram, or with half
-the computation. Controls are computed; no program runs.
+Each control imitates the job wrongly: in another order, at random times, with request sizes drawn from one histogram, or with
+half the computation. Controls are computed from a profile, without running a program.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _RANDOM = 0.5  # least scatter of a shuffled order (order.py: 0 sorted, 1 random
 
 
 def order_shuffled(profile: TraceProfile) -> TraceProfile | None:
-    """Return the run as if it read its files, and the bytes of each file, in random order; None if its order is random."""
+    """Return the run as if it read its files, and the bytes of each file, in random order; None if it already does."""
     if _is_random(profile):
         return None
     each = replace(
@@ -108,7 +108,7 @@ CONTROLS: dict[str, Callable[[TraceProfile], TraceProfile | None]] = {
 
 
 def _is_random(profile: TraceProfile) -> bool:
-    # If the order of parts within large files is known, it decides, because then there are few files.
+    # If the order of parts within large files is known, it is used, because then there are few files.
     every = np.where(np.isnan(profile.order.jumps), profile.order.scatter, profile.order.jumps)
     known = every[~np.isnan(every)]
     return bool(len(known)) and float(np.median(known)) >= _RANDOM
@@ -122,7 +122,7 @@ def _with_order(profile: TraceProfile, value: float) -> TraceProfile:
 
 
 def _scattered(steps: Floats) -> Floats:
-    """Return `steps`, (n, 2 * STEPS), with half of the sequential ones counted as forward and half as backward."""
+    """Return `steps`, (n, 2 * STEPS). Of the sequential ones, half are now counted as forward and half as backward."""
     moved = steps.reshape(-1, WRITE + 1, len(STEPS)).copy()
     moved[..., [_FORWARD, _BACKWARD]] += moved[..., [_SEQUENTIAL]] / 2
     moved[..., _SEQUENTIAL] = 0
