@@ -75,8 +75,9 @@ def are_interruptions(own: pd.DataFrame, evaluations: pd.DataFrame) -> NDArray[n
         return found
     moments = own[["queue", "requested_ns", "read_ns"]].melt("queue", value_name="at_ns", ignore_index=False).dropna()
     lives = moments.groupby("queue")["at_ns"].agg(["min", "max"])
-    outer = [queue for queue, life in lives.iterrows() if ((lives["min"] > life["min"]) & (lives["min"] < life["max"])).any()]
-    if not outer:
+    overlapping = [((lives["min"] < life["max"]) & (lives["max"] > life["min"])).sum() > 1 for _, life in lives.iterrows()]
+    outer = lives.index[overlapping]
+    if outer.empty:
         return found
     number = pd.concat([pd.Series(pass_numbers(part, evaluations), part.index) for _, part in own.groupby("queue")])
     moments["number"] = number[moments.index]

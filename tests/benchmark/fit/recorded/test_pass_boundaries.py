@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -36,6 +37,29 @@ def test_a_logged_evaluation_parts_the_passes_of_a_rank_that_reads_itself():
     found = pd.DataFrame({"key": regions, "delivered_ns": range(len(regions))})
     evaluations = pd.DataFrame({"start_ns": [6], "end_ns": [8]})
     assert pass_numbers(found, evaluations).tolist() == [0] * 6 + [1] * 3 + [2] * 3 + [3] * 3
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_loader_of_evaluations_that_lives_on_interrupts_the_epochs_of_new_loaders(zipped):
+    """Two epochs of eight batches by one loader each. Within each epoch a third loader gets a message, then delivers two batches.
+
+    If the third loader delivers a batch for each batch of the others, it interrupts nothing.
+    """
+    rows = []
+    for epoch in range(2):
+        for batch in range(8):
+            at = 1000 * epoch + 100 * batch
+            rows.append((epoch, batch, at, at + 110, f"train{epoch}"))  # the rank requests a batch before it takes the one before
+            if zipped:
+                rows.append((2, 8 * epoch + batch, at + 20, at + 115, "held"))
+            elif batch == 4:
+                rows += [(2, 3 * epoch + each, at + 20 + 10 * each, at + 25 + 10 * each, "held") for each in range(2)]
+    rows.sort(key=lambda row: row[2])
+    loader, turn, requested, read, queue = zip(*rows, strict=True)
+    found = pd.DataFrame({"loader": loader, "turn": turn, "requested_ns": requested, "queue": queue, "begun_ns": 0})
+    found = found.assign(read_ns=np.array(read, float), delivered_ns=found["requested_ns"] + 2)
+    expected = [not zipped and each == "held" for each in queue]
+    assert are_interruptions(found, NO_LOG).tolist() == expected
 
 
 @pytest.mark.parametrize("left", [0, 5])
