@@ -24,8 +24,9 @@ _LASTING = ("several loops train", "a framework trains too")
 
 
 def confirm(found: Instrumentation, arguments: Sequence[str] = (), timeout_s: float = 60.0) -> Instrumentation:
-    """Run the script with `arguments` in the current directory until its batch loop begins five iterations; return an updated
-    `found`.
+    """Run the script with `arguments` in the current directory until its batch loop begins five iterations.
+
+    Returns `found` with what the run showed.
 
     The result has `confirmed`, `iterations`, the update that really runs, an adjusted confidence, and `reads_in_data_call`: the
     number of read system calls of the process during these iterations' data calls, None if unknown. What the script prints goes
@@ -96,7 +97,7 @@ def judged(found: Instrumentation, report: LoopReport) -> Instrumentation:
 
 
 def _other_update(found: Instrumentation, hits: dict[CallLine, int]) -> CallLine | None:
-    """Return the last update call in `found.sinks` that ran, else the last call for gradients that ran, else None."""
+    """Return the last call in `found.sinks` that ran and updates weights, else one that computes gradients, else None."""
     ran = [sink for sink in found.sinks if hits.get(sink)]
     updates = [sink for sink in ran if not _is_gradient(sink)]
     return next(reversed(updates or ran), None)

@@ -65,7 +65,7 @@ def analyse(script: Path) -> Instrumentation:
 
 
 def _analysed(script: Path) -> Instrumentation:
-    """Return the loops of a script. A package of the folders above it is read only if the script is unclear without."""
+    """Return the loops of a script. Packages in the folders above are read only if the loops are uncertain without them."""
     near = LocalModules(script, checkout=False)
     found = _analysed_with(near)
     if near.skipped and (found.kind == "NONE" or found.confidence < SURE):
@@ -90,7 +90,7 @@ def _analysed_with(modules: LocalModules) -> Instrumentation:
 def _suited_interpreter(script: Path) -> Iterator[None]:
     """Let the analysis follow calls within calls more deeply than Python's usual limit.
 
-    Garbage is not collected meanwhile, since searching it among millions of nodes takes a seventh of the time and finds little.
+    Python does not collect garbage meanwhile: searching millions of nodes would take a seventh of the time and find little.
     """
     limit, collects = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(limit, _RECURSION))
@@ -232,7 +232,7 @@ def _kind(choice: LoopChoice, chosen: BatchLoop) -> Kind:
 
 
 def _wrapper(chosen: BatchLoop, source: Source | None, update: Sink) -> Wrapper | None:
-    """Return the function that gets a batch and updates the weights, if the module of the batch loop is another; else None."""
+    """Return the function that gets a batch and updates the weights; None if it is in the module of the batch loop."""
     if source is None or source.frame is not update.frame:
         return None
     scope = update.frame.scope

@@ -38,7 +38,7 @@ def read_inst_info(path: Path) -> Instrumentation:
     """Convert a file inst.info of the original DETrain.
 
     The files that it names are searched in its own folder, then in the current directory. The confidence is low if a named line
-    holds no loop, since the original does not notice changes of a script. Raises IotwinError if inst.info or a file that it names
+    has no loop, since the original does not notice changes of a script. Raises IotwinError if inst.info or a file that it names
     cannot be read.
     """
     document = _literal(path)

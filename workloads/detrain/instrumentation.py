@@ -102,7 +102,7 @@ def write_instrumentation(path: Path, found: Instrumentation) -> None:
 
 
 def changed_sources(found: Instrumentation) -> list[str]:
-    """Return the files in `found.sources` that have changed, or are missing, since the document was written."""
+    """Return the files in `found.sources` that are missing, or have changed since the document was written."""
     changed = []
     for file, digest in found.sources.items():
         try:

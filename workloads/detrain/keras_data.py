@@ -1,4 +1,4 @@
-"""What Keras's fit reads: batches that a run can be put back to. Imports Keras, so that only scripts that use it load this."""
+"""The batches that Keras's fit reads, with a position that a resumed run can restore. Imports Keras."""
 
 import itertools
 import random
@@ -29,7 +29,7 @@ class IndexedBatches(PyDatasetAdapter):
 
     def __init__(self, data: Any, class_weight: Any, shuffle: bool, seen: _Seen) -> None:
         super().__init__(data, class_weight, shuffle)
-        self.enqueuer = None  # its workers
+        self.enqueuer = None  # its worker processes; None: this process reads
         self._seen = seen
         self.begin()
 
@@ -74,7 +74,7 @@ class GeneratedBatches(GeneratorDataAdapter):
 
 
 def _serial(dataset: Any) -> Any:
-    """Return the pipeline that Keras has made from Python code, without the reading ahead."""
+    """Return the pipeline that Keras has made from Python code, changed so that it does not read ahead."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.inject_prefetch = False
@@ -109,7 +109,7 @@ def draws_without_seed(dataset: Any) -> bool:
 
 
 def global_seeds() -> Any:
-    """Return the generator of the seeds that Keras's own functions draw with, None if none has drawn yet."""
+    """Return the generator that seeds the random draws of Keras's own functions; None if none has drawn yet."""
     return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iotwin.workloads.detrain.resumption import Resumption
     from iotwin.workloads.detrain.session import Session
 
-_HELD = "keras.fit"  # module of the variables that fit holds for the script
+_HELD = "keras.fit"  # name of a module with the variables that fit holds for the script
 
 
 class _Content:
@@ -56,7 +56,7 @@ class _Position:
         return hasattr(self._batches, "py_dataset")
 
     def state(self, fetched: bool) -> State | None:
-        """Return the position, None if it can only be reached by reading all earlier batches."""
+        """Return the position; None if a run can only reach it by reading all earlier batches."""
         read = {"order": self._batches.order, "position": self._batches.position} if self._is_indexed else {}
         files = {} if self._is_indexed else iterator_files(self._iterator)
         if files is None:
@@ -66,7 +66,7 @@ class _Position:
         return {"files": files, "begin": self._begin, "read": read, **counts}
 
     def put(self, state: State) -> None:
-        """Let the iterator continue at a position that `state` returned."""
+        """Let the iterator continue at the position `state`, which the method `state` returned."""
         self._epochs._steps_seen = state["seen"]
         if self._is_indexed:
             self._batches.begin(**state["read"])
@@ -89,7 +89,7 @@ class KerasFit:
         after_import("keras", self._patch)
 
     def finish(self) -> None:
-        """The script has ended. Raises IotwinError if it has not called fit."""
+        """Note that the script has ended. Raises IotwinError if it has not called fit."""
         if self._model is None:
             raise IotwinError(f"{self._script}: has not called fit of a Keras model, so nothing was observed or saved")
 
@@ -108,7 +108,7 @@ class KerasFit:
         keras.Model.fit = fitted
 
     def _begin(self, given: dict[str, Any]) -> None:
-        """Prepare a call of fit, and change what it is `given`."""
+        """Prepare a call of fit, and change its arguments, `given`."""
         import keras
 
         self._check(given)
@@ -221,7 +221,7 @@ class KerasFit:
                 session.begin_batch(frame)
             try:
                 yield first, last, iterator
-            except GeneratorExit:  # the loop is left: by a callback, or since there was no other batch
+            except GeneratorExit:  # Keras left the loop, because of a callback or because there were no more batches
                 self._end_batch(trained=self._model.stop_training)
                 raise
             self._end_batch(trained=True)
@@ -240,7 +240,7 @@ class KerasFit:
             self._held.seeds = seeds
 
     def _begin_resumed(self, resume: "Resumption", epochs: Any, frame: types.FrameType) -> None:
-        """If the run reads what it skips, read the epochs before the checkpoint's epoch."""
+        """Read the epochs before the checkpoint's epoch, unless the run skips them without reading."""
         if resume.jumps and (start := resume.state["loop"][0]) is not None:
             epochs._num_batches = start["batches"]
         while not resume.is_in(self._session.progress.epoch):

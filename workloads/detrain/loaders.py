@@ -1,7 +1,7 @@
 """Iterators of PyTorch's DataLoader that know their position, and can start at a position without reading earlier batches.
 
-For each earlier batch such an iterator first yields a placeholder, so that the loop's `enumerate`, `zip` or progress bar counts
-it. The session consumes the placeholders before the loop's body runs.
+For each earlier batch, such an iterator first yields a placeholder. So the loop's `enumerate`, `zip` or progress bar counts this
+batch. The session consumes the placeholders before the loop's body runs.
 """
 
 from collections import deque
@@ -39,10 +39,10 @@ class IteratorState(NamedTuple):
 
 
 class _Positioned(Protocol):
-    """An iterator other than a DataLoader's that knows its position."""
+    """An iterator that knows its position, but is not a DataLoader's."""
 
     def state(self, fetched: bool) -> dict[str, Any] | None:
-        """Return its position, before the batch if one was `fetched`; None if it cannot start at that position."""
+        """Return the iterator's position; if a batch was `fetched`, the one before this batch. None if it cannot start there."""
 
 
 class Placeholder:
@@ -90,7 +90,7 @@ class TrackedIterator:
             self.draw(lambda: next(self._real._sampler_iter))
 
     def draw(self, next_index: Callable[[], object]) -> None:
-        """Draw the indices of the batches that are skipped, before the first others are drawn."""
+        """Draw the indices of the skipped batches, before those of the first batch that is read."""
         if self._drawn is None:
             if self._start_state is not None and self._start_state.drawn is not None:
                 set_generators(self.loader, self._start_state.drawn)
@@ -104,10 +104,10 @@ class TrackedIterator:
         return self._awaited or IteratorState(self.position, self._began, self._drawn, self.passes)
 
     def go_to(self, state: IteratorState) -> None:
-        """Start again, and continue as an iterator in this state does, without reading the batches that it had yielded.
+        """Start again at `state`, which an earlier iterator had. Batches that the earlier iterator had yielded are not read.
 
-        If that iterator had not drawn indices yet, this one draws its own with its first batch, even if worker processes would
-        draw them at its start.
+        If the earlier iterator had not drawn indices yet, this one draws them with its first batch, even if worker processes
+        would draw them at its start.
         """
         if state.drawn is None:
             self._awaited = state
@@ -118,7 +118,7 @@ class TrackedIterator:
 
     @property
     def restorable(self) -> bool:
-        """False if the next batches are only known after reading all earlier ones."""
+        """True unless the next batches can only be known by reading all earlier ones."""
         return not isinstance(self.loader.dataset, IterableDataset)
 
     def __iter__(self) -> "TrackedIterator":
@@ -204,7 +204,7 @@ class LoaderTracker:
             self._history[_key(iterator.loader, iterator.passes)] = iterator.state()._replace(position=0)._asdict()
 
     def replays(self, history: dict[str, Any], last: dict[str, Any]) -> None:
-        """Let later passes begin as in the `history` of an earlier run. `last`: by loader, the batch to reach."""
+        """Let later passes begin as in the `history` of an earlier run. `last`: by loader, the last batch's sample indices."""
         self._replayed, self._expected = history, last
 
     def replayed(self) -> None:
@@ -230,7 +230,7 @@ class LoaderTracker:
         return {name: repr(indices) for name, indices in self._last.items()}
 
     def passes_of(self, loader: "DataLoader[Any]", passes: int | None) -> int:
-        """Return how many iterators of `loader` began before, or set this to `passes`. The loader's items are keyed by it."""
+        """Return how many iterators of `loader` began before. `passes`, if given, replaces this number, a key of the items."""
         found: int = loader.__dict__.get("detrain_passes", 0) if passes is None else passes
         loader.__dict__["detrain_passes"] = found + 1
         if self._item_seed is not None:
@@ -264,7 +264,7 @@ class LoaderTracker:
                 each.remember()
 
     def states(self, fetched: bool) -> tuple[list[dict[str, Any] | None], list[str]]:
-        """Return the state of each iterator of the loop, None if it cannot be restored, and descriptions of the latter.
+        """Return (by iterator of the loop, its state, None if it cannot be restored; descriptions of those without a state).
 
         `fetched`: the loop has fetched a batch from each iterator but has not trained on it.
         """
@@ -278,9 +278,9 @@ class LoaderTracker:
 
 
 def _state_before(iterator: TrackedIterator | _Positioned, fetched: bool) -> dict[str, Any] | None:
-    """Return an iterator's state; None if no new iterator can start there.
+    """Return an iterator's state; None if no new iterator can start at it.
 
-    `fetched`: the iterator has fetched its last batch, but no step has used it. The state is then that before this batch.
+    `fetched`: no step has used the last batch that the iterator fetched. The returned state is then that before this batch.
     """
     if not isinstance(iterator, TrackedIterator):
         return iterator.state(fetched)
@@ -319,7 +319,7 @@ def _own_generators(loader: "DataLoader[Any]") -> list[tuple[Any, Provider]]:
 
 
 def _set_workers(workers: int) -> None:
-    """Let all loaders have `workers` worker processes."""
+    """Let each loader that the script makes use `workers` worker processes."""
     make = DataLoader.__init__
 
     def made(loader: "DataLoader[Any]", *arguments: Any, **options: Any) -> None:

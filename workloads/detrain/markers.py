@@ -8,8 +8,8 @@
             if not record_batch():
                 continue  # before the checkpoint that the run resumes at
 
-Without ``iotwin detrain run``, marks of epochs and batches do nothing. With it, they save and resume. A resumed run reads the
-earlier batches of its epoch again, and skips them.
+Without ``iotwin detrain run``, marks of epochs and batches do nothing. Within ``iotwin detrain run``, they save and resume. A
+resumed run reads the earlier batches of its epoch again, but skips training on them.
 """
 
 import sys
@@ -82,7 +82,7 @@ def ignore_end() -> None:
 def checkpoint(*_values: Any) -> None:
     """Save a checkpoint before the next batch, in addition to those that the options request.
 
-    The original saves the values that it is given. Here all that has changed is saved, so they are not needed.
+    The original DETrain saves the values of its arguments. Here, all changed state is saved, so the arguments are ignored.
     """
     if _session is not None:
         _session.policy.ask()
@@ -101,12 +101,12 @@ def next_batch(function: _Function) -> _Function:
 
 
 def register_iter(function: _Function) -> _Function:
-    """Return the decorated function, which makes an iterator. The original saves its position; here loaders are known anyway."""
+    """Return the decorated function unchanged. The original needs this mark to save positions of the iterators that it makes."""
     return function
 
 
 def without_effect(*_arguments: Any, **_options: Any) -> None:
-    """Stand in for marks by which the original learns what needs no mark here: where training begins, and what it uses."""
+    """Do nothing: stands for those marks of the original that iotwin does not need, such as where training begins."""
 
 
 enter_main = train_loop_start = train_loop_end = hint = without_effect

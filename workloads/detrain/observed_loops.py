@@ -23,7 +23,7 @@ from iotwin.workloads.detrain.source_analysis.local_modules import parsed
 from iotwin.workloads.detrain.source_analysis.scopes import LOOPS
 
 MOST_ITERATIONS = 5
-_MOST_INTERRUPTS = 20  # then the process is ended, as the script catches every exception
+_MOST_INTERRUPTS = 20  # after so many, the process is ended: the script catches every exception
 _GRACE_S = 3.0  # time for the script to end after an interrupt
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -100,7 +100,7 @@ class LoopObserver:
         self._reads_before = _read_calls()
 
     def fetched(self, _: None, value: Any) -> Any:
-        """End a data call that returned `value`, and return this value."""
+        """End a data call that returned `value`, and return `value`."""
         after = _read_calls()
         known = after is not None and self._reads_before is not None and self._reads_alone and not _has_children()
         # Minus 1: reading the count is a read call too.

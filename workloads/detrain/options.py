@@ -31,7 +31,7 @@ class Every(NamedTuple):
 
 
 def every(text: str) -> Every:
-    """Parse a text such as 2epochs, 100batches or 5min. Raises UsageError if it is no such interval."""
+    """Parse an interval such as 2epochs, 100batches or 5min. Raises UsageError if `text` is none."""
     match = _EVERY.fullmatch(text)
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--every '{text}' is no period; give one such as 2epochs, 100batches, 5min or 30s")
@@ -44,7 +44,7 @@ def every(text: str) -> Every:
 
 
 def points(text: str) -> list[tuple[int, int]]:
-    """Parse a text such as 0:3,1:6 into pairs (epoch, batch), both from 0. Raises UsageError if it is no such list."""
+    """Parse a list such as 0:3,1:6 into pairs (epoch, batch), both from 0. Raises UsageError if `text` is none."""
     found = [re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", part) for part in text.split(",")]
     if not all(found):
         raise UsageError(f"--at '{text}' lists no batches; give EPOCH:BATCH,... such as 0:3,1:6, both from 0")

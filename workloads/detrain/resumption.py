@@ -11,7 +11,7 @@ RESTORE, SKIP_READS, REPLAY_DATA, FULL = "restore", "skip-reads", "replay-data",
 
 
 class Resumption(NamedTuple):
-    """A checkpoint's name, point and state, and how the run skips or repeats what comes before the point."""
+    """A checkpoint's name, point (epoch and batch) and state, and how the run skips or repeats the batches before this point."""
 
     name: str
     point: ResumePoint
@@ -33,7 +33,11 @@ class Resumption(NamedTuple):
 
 
 def check_inputs(saved: Resumption, item: Any) -> None:
-    """Raise IotwinError unless `item`, the batch that the loop fetched (None: unknown), is the checkpoint's batch."""
+    """Check that the loop fetched the same batch as before the checkpoint.
+
+    `item`: the fetched batch. If it is None, or if `saved` has no digest of a batch, nothing is checked.
+    Raises IotwinError if the digests differ.
+    """
     wanted = saved.state["inputs_sha256"]
     if item is not None and wanted is not None and wanted != inputs_sha256(item):
         other = REPLAY_DATA if saved.jumps else FULL
@@ -45,7 +49,7 @@ def check_inputs(saved: Resumption, item: Any) -> None:
 
 
 def certify(saved: Resumption, state: dict[str, Any]) -> None:
-    """Raise IotwinError, which names the first difference, unless `state` equals the checkpoint's state bit for bit."""
+    """Raise IotwinError that names the first difference unless `state` equals the checkpoint's state bit for bit."""
     for key in ("objects", "gradients", "tensors", "plain", "made"):
         for path in sorted(state[key].keys() | saved.state[key].keys()):
             if encode(state[key].get(path)) != encode(saved.state[key].get(path)):

@@ -1,4 +1,4 @@
-"""Inserts calls into the loops of a script: of the session, in memory, at the lines of the file; or marks, as a patch."""
+"""Inserts calls into the loops of a script: calls of the session, in memory, which keep line numbers; or marks, as a patch."""
 
 import ast
 import difflib
@@ -11,7 +11,7 @@ from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, CallLine
 from iotwin.workloads.detrain.source_analysis.dead_variables import dead_variables
 
 SESSION = "__detrain__"  # name of the session in instrumented modules
-MARKS = ("record_epoch", "record_batch")  # a script that imports these marks its loops itself
+MARKS = ("record_epoch", "record_batch")  # a script that imports these functions marks its loops itself
 _EPOCH, _BATCH = "record_epoch()", "if not record_batch():"
 _Loop = ast.For | ast.AsyncFor | ast.While
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -82,7 +82,7 @@ def lines_run_again(found: Instrumentation) -> list[CallLine]:
 
 
 def _before(body: list[ast.stmt], loop: _Loop, function: ast.AST | None) -> list[ast.stmt]:
-    """Return the statements of a body before the one with the batch loop, or with a call of the function that it is in."""
+    """Return the statements of a body before the one that has the batch loop, or calls the function with the batch loop."""
     name = getattr(function, "name", None)
 
     def comes_to(statement: ast.stmt) -> bool:
@@ -244,7 +244,7 @@ def _spans(statement: ast.stmt, line: int) -> bool:
 
 
 def _instrument(loop: _Loop, kind: str, names: Sequence[str], skip: Sequence[ast.stmt] = ()) -> None:
-    """Wrap what a `for` loops over, and let the body begin with `skip` and `if session.KIND(): NAME = ...`."""
+    """Wrap the iterable of a `for`, and let the body begin with `skip` and `if session.KIND(): NAME = ...`."""
     if not isinstance(loop, ast.While):
         opened = session_call("opens", ast.Constant(kind))
         wrapped = "turns" if skip else {"batch": "batches", "epoch": "epochs"}[kind]
@@ -262,7 +262,7 @@ def _instrument(loop: _Loop, kind: str, names: Sequence[str], skip: Sequence[ast
 
 
 def _assigned(loop: _Loop, function: ast.AST | None) -> list[str]:
-    """Return the variables of the function that the loop assigns; none at the top level, whose variables are the module's."""
+    """Return the local variables that the loop assigns; none at the top level, whose variables are the module's."""
     if function is None or isinstance(function, ast.ClassDef):
         return []
     declared = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}

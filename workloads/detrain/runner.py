@@ -55,10 +55,10 @@ def run_script(
     make_log: "Callable[[Path], StepsLog] | None" = None,
     keys_items: bool = True,
 ) -> None:
-    """Run the script. Exceptions of the script, SystemExit too, are raised.
+    """Run the script. Exceptions of the script, even SystemExit, are passed on.
 
-    `make_session`, `make_log`: what makes the session and the steps log, by default their classes. `keys_items`: whether data
-    sets are keyed, unless determinism is off.
+    `make_session`, `make_log`: called to make the session and the steps log, by default their classes. `keys_items`: whether the
+    random draws of data sets are keyed by item, unless determinism is off.
 
     Raises IotwinError if the script has no loop or does not fit the checkpoint, and UsageError if options contradict one another.
     """
@@ -226,7 +226,7 @@ def _document(
 
 
 def _interval(policy: Policy) -> dict[str, Any] | None:
-    """Return what --policy checkfreq has decided. `batches`: pairs (batch of the run, batches between checkpoints from it on)."""
+    """Return the intervals of --policy checkfreq. `batches`: pairs (batch of the run, batches between later checkpoints)."""
     decided = policy.frequency.decided if isinstance(policy, MeasuredPolicy) else None
     if decided is None:
         return None

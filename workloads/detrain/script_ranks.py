@@ -1,6 +1,6 @@
-"""The ranks of a script that torchrun or iotwin.workloads.launch started: what they agree on when they save and resume.
+"""The ranks of a script that torchrun or iotwin.workloads.launch started: they exchange values when they save and resume.
 
-They exchange values by a separate store of torch.distributed, so that the script's own process groups see no call of ours.
+They use a separate store of torch.distributed, so that iotwin makes no calls in the script's own process groups.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.ranks import from_environment, launched_by_torchrun
 
 _LONGEST_WAIT = timedelta(minutes=30)  # for a rank that is slower than this one; as long as gloo's own
-_KEPT = 1000  # exchanges after which the store is emptied, which would otherwise grow with each batch
+_KEPT = 1000  # number of exchanges after which the store is emptied, since it grows with each batch
 _Result = TypeVar("_Result")
 
 
@@ -46,7 +46,7 @@ class ScriptRanks:
             raise UsageError(f"{error}; start the ranks with torchrun or iotwin.workloads.launch") from None
         except RuntimeError as error:
             raise IotwinError(f"the ranks do not find one another: {_first_line(error)}") from None
-        # When torchrun starts ranks again, the store still holds what the earlier ones exchanged.
+        # When torchrun restarts the ranks, the store still holds the values of the earlier ranks.
         attempt = from_environment("TORCHELASTIC_RESTART_COUNT", 0)
         return cls(rank, size, distributed.PrefixStore(f"iotwin.{attempt}", store))
 
@@ -68,7 +68,7 @@ class ScriptRanks:
         self._put(values)
         self._exchanges += 1
         found = [self._got(rank) for rank in range(self.world_size)]
-        # All ranks have come here, so each has read what was exchanged before.
+        # All ranks have reached this exchange, so each has read the values of the exchange before.
         for key in self._put_keys[:-1]:
             _reached(partial(self._store.delete_key, key))
         del self._put_keys[:-1]
@@ -79,7 +79,7 @@ class ScriptRanks:
         _reached(lambda: self._store.set(self._put_keys[-1], msgspec.json.encode(value)))
 
     def _got(self, rank: int) -> Any:
-        """Return what `rank` has put in the exchange that was counted last."""
+        """Return the value that `rank` has put into the latest exchange."""
         found = _reached(lambda: self._store.get(f"{self._exchanges - 1}/{rank}"))
         return decode_foreign(found, object, "what another rank sends")
 

@@ -32,7 +32,7 @@ class Skipped(BaseException):
 
 @dataclass
 class Progress:
-    """How far the script is. Epochs and batches count from 0; `batch` is -1 before the first batch of an epoch."""
+    """How far the script has come. Epochs and batches count from 0; `batch` is -1 before the first batch of an epoch."""
 
     epoch: int = -1
     batch: int = -1
@@ -49,7 +49,7 @@ class Session:
     policy: Policy
     log: StepsLog | None
     loaders: LoaderTracker
-    manifest: Callable[[], State]  # what results depend on besides code and data
+    manifest: Callable[[], State]  # returns what results depend on besides code and data
     gradients: bool = True  # save gradients: a batch may begin with those of the previous batch
     dead: frozenset[str] = frozenset()  # variables of the batch loop's function whose values no step needs
     drop: frozenset[str] = frozenset()  # parts not to restore, for a test whether they are needed
@@ -73,7 +73,7 @@ class Session:
         self._starts: list[State] = []  # by epoch: the generators' states at its start
         self._item: Any = None  # the batch that a `for` loop has fetched
         self._frame: types.FrameType | None = None  # frame of the loop, during a step
-        self._reason: str | None = None  # why the batch that is fetched is saved
+        self._reason: str | None = None  # why a checkpoint is saved before the batch that is being fetched
         self._has_built = False  # the run has made a step so that the script's objects have their variables
         self._fetch: State | None = None  # the generators' states before the current batch was fetched
 
@@ -142,7 +142,7 @@ class Session:
                 finally:
                     self.loaders.opened_all()
                 yield self._item
-                # The step only let the script's objects create their variables: train on the batch again, with the restored
+                # The step had to create the variables of the script's objects. Train on the batch again, with the restored
                 # state.
                 if self.resume is not None:
                     yield self._item
@@ -211,7 +211,7 @@ class Session:
         return resume is not None
 
     def end_batch(self, trained: bool) -> None:
-        """End the batch that has begun. If not `trained`, it does not count."""
+        """End the batch that has begun. If the script did not train on it (not `trained`), it does not count."""
         if not trained and self._frame is not None:
             self._frame, self.progress.batch, self.progress.step = None, self.progress.batch - 1, self.progress.step - 1
         self._end_step()
@@ -267,7 +267,7 @@ class Session:
             set_generator_states(resume.state["fetch"]["global"])
 
     def _before_fetch(self, frame: types.FrameType) -> None:
-        """Decide whether to save before the next batch. If so, remember the random generators' states of this moment."""
+        """Decide whether to save before the next batch. If so, remember the present states of the random generators."""
         self._end_step()
         if self.store is not None and self.resume is None:
             self._reason = self._due(self.progress.batch + 1)
@@ -325,7 +325,7 @@ class Session:
         self.policy.saved(time.monotonic() - begin, time.monotonic())
 
     def _resumes(self, resume: Resumption, frame: types.FrameType) -> bool:
-        """Restore the checkpoint. Return False if objects of the script lack their variables until a first step was made."""
+        """Restore the checkpoint. Return False if the script's objects need a first step, which makes their variables."""
         state = resume.state
         self.differs_from_saved = differences(state["manifest"], self.manifest())
         if self.differs_from_saved:

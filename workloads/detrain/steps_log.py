@@ -22,7 +22,7 @@ from iotwin.workloads.state.torch_state import TORCH, as_tensor
 
 
 class StepsLog:
-    """Writes the log. `indices`: indices of the batches that loaders have yielded, as they come."""
+    """Writes the log. `indices`: indices of the batches that loaders yield, in this order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class StepsLog:
 
     def end(self, frame: types.FrameType | None) -> None:
         """End a step and write its line."""
-        if self._step["indices"] is None:  # the body got its batch elsewhere than by its data call
+        if self._step["indices"] is None:  # the loop's body did not get its batch by its data call
             self._step["indices"] = self._indices()
         parameters, optimizers = self._states(frame)
         rng = hashlib.sha256(encode(generator_states())).hexdigest()
@@ -60,7 +60,7 @@ class StepsLog:
         append_line(self._path, msgspec.json.encode({**line, "optimizer_sha256": optimizers, "rng_sha256": rng}).decode())
 
     def _states(self, frame: types.FrameType | None) -> tuple[str, str]:
-        """Return the digests of the states of all models, and of all other objects but generators."""
+        """Return the digests of (the states of all models; the states of all other objects except generators)."""
         models, others = hashlib.sha256(), hashlib.sha256()
         parts = (part for part in Walk(frames_of(frame), lambda *_: None).parts() if part.kind == script_state.OBJECT)
         for part in sorted(parts, key=lambda part: part.path):

@@ -33,8 +33,8 @@ class Difference(msgspec.Struct, frozen=True):
 def resumed_at(reference: Sequence[Update], resumed: Sequence[Update], killed_after: int) -> int:
     """Return the index, from 0, of the first update of the `resumed` run among the updates of the uninterrupted run, `reference`.
 
-    It is the update before which `reference` had the weights that `resumed` started with. If none or several fit, the resumed run
-    is assumed to have done all remaining updates. Returns the number of all updates if `resumed` is empty.
+    It is the update before which `reference` had the weights that `resumed` started with. If no update fits, or several do, the
+    resumed run is assumed to have done all remaining updates. Returns the number of all updates if `resumed` is empty.
     """
     left = max(0, len(reference) - len(resumed))
     if not resumed:

@@ -78,7 +78,7 @@ def unavailable_reason() -> str | None:
 
 
 def hold_own_calls() -> int:
-    """Have all later calls of this process and its children that change files held. Return the descriptor for a CallHolder.
+    """Let the kernel hold all later calls of this process and its children that change files. Return a CallHolder's descriptor.
 
     Calls on standard input, output and error are never held. Raises IotwinError if the kernel refuses.
     """

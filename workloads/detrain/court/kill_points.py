@@ -72,9 +72,9 @@ class CallLog:
         return sorted(path for path in paths if path.is_file())
 
     def has_whole_checkpoint(self, call: int | None, update: int) -> bool:
-        """Return whether the run had done all calls that follow some earlier update, before its kill.
+        """Return whether all checkpoint calls that follow some earlier update had been done when the run was killed.
 
-        The kill: before `call`, or after `update` if `call` is None.
+        The run was killed before `call`, or after `update` if `call` is None.
         """
         last_calls = {point.update: point.call or 0 for point in self.points if point.update}
         if call is None:
@@ -117,6 +117,6 @@ def drawn(points: Sequence[KillPoint], count: int, seed: int) -> list[KillPoint]
 
 
 def _spread(points: Sequence[KillPoint], count: int, draw: random.Random) -> list[KillPoint]:
-    """Divide the points into `count` stretches of equal length, and draw one point from each."""
+    """Divide the points into `count` groups of consecutive points of equal size, and draw one point from each group."""
     bounds = [round(index * len(points) / count) for index in range(count + 1)] if count else [0]
     return [points[draw.randrange(begin, end)] for begin, end in pairwise(bounds)]

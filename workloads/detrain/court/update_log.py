@@ -241,7 +241,7 @@ def _described(value: Any) -> str:
 
 
 def _plain(index: Any) -> Any:
-    """Return a batch's indices as plain values, None if the data set has no indices."""
+    """Return a batch's indices as JSON values, None if the data set has no indices."""
     if isinstance(index, list | tuple):
         values = [_plain(each) for each in index]
         return None if None in values else values

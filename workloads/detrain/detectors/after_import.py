@@ -36,7 +36,7 @@ _finder = _ActionFinder()
 
 
 def after_import(package: str, action: Callable[[], None]) -> None:
-    """Run `action` once the top-level `package` is imported, at once if it already is; several actions in the order of calls."""
+    """Run `action` as soon as the top-level `package` has been imported. A package's actions run in the order of calls."""
     if package in sys.modules:
         action()
         return

@@ -19,7 +19,7 @@ def current_call(frame: types.FrameType) -> ast.Call | None:
 def is_given(frame: types.FrameType, call: ast.Call, *names: str) -> bool:
     """Return whether the first positional argument of `call`, or a keyword argument in `names`, is not None.
 
-    Also True if the value is unknown, because it is no constant, variable, or attribute of a variable.
+    Also True if the argument's value is unknown, because it is no constant, variable, or attribute of a variable.
     """
     given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in names)]
     return any(_value(frame, node) is not None for node in given)

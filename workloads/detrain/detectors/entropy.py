@@ -31,7 +31,7 @@ class EntropySources:
     """Watches the sources of entropy. With `seed`, unseeded generators and the bytes that the script draws are derived from
     `seed`.
 
-    A rerun then also gives files and runs the same names, if the script builds these names from the bytes.
+    If the script builds names of files or runs from these bytes, a rerun then uses the same names.
     """
 
     draws = 0  # number of draws derived from the seed in this process
@@ -49,7 +49,7 @@ class EntropySources:
         after_import("torch", self._watch_torch)
         after_import("tensorflow", self._watch_tensorflow)
 
-    # Seeds that are not given
+    # Missing seeds
 
     def _fresh_seed(self, source: str) -> int:
         """Record that a generator is made without a seed, and return a seed for it."""
@@ -142,7 +142,7 @@ class EntropySources:
         setattr(module, name, seeding)
 
     def _seeded(self, seed: Any) -> None:
-        """Record the line if the seed of a generator is the current time."""
+        """Record the script's line if the `seed` that it sets is the current time."""
         if isinstance(seed, int | float) and _is_recent(seed) and (line := script_line(sys._getframe(2))) is not None:
             self._add("time", line)
 

@@ -20,7 +20,7 @@ def _folders(paths: tuple[str, ...]) -> tuple[str, ...]:
 _SEARCHED = tuple(f"{each}/" for each in (*_STANDARD, *_PACKAGES))
 _STANDARD_FOLDERS = _folders(_STANDARD)
 _WORKLOADS = Path(__file__).resolve().parents[2]
-# The folders of iotwin. Its training jobs are excluded: they count as scripts.
+# The folders of iotwin, except its training jobs, which count as scripts.
 _IOTWIN = Path(str(sys.modules["iotwin"].__file__)).parent
 _ROOMS = [each for each in _IOTWIN.iterdir() if each.is_dir()]
 _OWN = (

@@ -37,13 +37,13 @@ class PhaseSession:
     def __init__(self, output: int, has_epochs: bool, is_for: bool, fetches: bool) -> None:
         try:
             posix.dup2(_STDOUT, output, False)  # the copy still leads to the job's stdout if the script redirects stdout
-        except OSError:  # the number exceeds the limit on descriptors, or stdout is closed
+        except OSError:  # `output` exceeds the limit on descriptors, or stdout is closed
             output = _STDOUT
         self._output, self._key = output, "epoch" if has_epochs else "block"
         self._has_epochs, self._is_for, self._fetches = has_epochs, is_for, fetches
         self._epoch = self._step = 0
         self._open: set[str] = set()  # phases that have begun
-        self._held = ""  # lines to write with the next one
+        self._held = ""  # lines to write together with the next line
         self._saved = ""  # the phase whose end is in the last held line
         self._thread, self._is_forked, self._rank = _thread.get_ident(), False, _rank(False)
         atexit.register(self._end_pass)
@@ -78,7 +78,7 @@ class PhaseSession:
                 yield value
                 self._end("step")
         finally:
-            if self._epoch == own:  # otherwise Python closes the iterator of an earlier pass late
+            if self._epoch == own:  # otherwise Python closes the iterator of an earlier pass only now
                 self._end_pass()
 
     turns = batches  # for loops whose body fetches the batches

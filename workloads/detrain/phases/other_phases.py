@@ -1,4 +1,4 @@
-"""Finds, in the source of a script, what trains, evaluates or saves without being one of its training loops."""
+"""Finds the evaluations, saves and calls of Keras's `fit` in the source of a script."""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +13,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 def label_evaluations(tree: ast.Module) -> list[int]:
     """Insert calls of the session into a module's loops that evaluate. Returns the lines of these loops.
 
-    A loop evaluates if `torch.no_grad()` or `torch.inference_mode()` is around it, and if the last call before it in its
-    function, of `model.train()` and `model.eval()`, is `eval`.
+    A loop evaluates if two conditions hold. It is within `torch.no_grad()` or `torch.inference_mode()`. Of the calls of
+    `model.train()` and `model.eval()` before the loop in its function, the last one is `eval`.
     """
     lines = []
     for scope in ast.walk(tree):
@@ -50,7 +50,7 @@ def _label_calls(tree: ast.Module, name: str, is_labelled: Callable[[ast.expr], 
 
 
 def _modes(body: Iterable[ast.stmt]) -> Iterator[tuple[int, bool]]:
-    """Yield (line, is it `eval`) of each call of `eval` or `train` without arguments."""
+    """Yield (line, True for `eval`) of each call of `eval` or `train` without arguments."""
     for node in _within(body):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not (node.args or node.keywords):
             yield from ((node.lineno, mode == "eval") for mode in ("eval", "train") if mode == node.func.attr)
@@ -65,7 +65,7 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _outermost(nodes: Iterable[ast.AST], frozen: bool) -> Iterator[ast.For]:
-    """Yield the outermost `for` loops in which no gradients are computed. `frozen`: none are computed around `nodes`."""
+    """Yield the outermost `for` loops in which no gradients are computed. `frozen`: no gradients are computed around `nodes`."""
     for node in nodes:
         if isinstance(node, ast.For) and frozen:
             yield node

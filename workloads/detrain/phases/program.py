@@ -1,4 +1,4 @@
-"""Builds the program that a job runs in place of its script so that it logs its phases. The program is never a file on disk."""
+"""Builds the program that a job runs in place of its script, to log its phases. The program is never a file on disk."""
 
 import ast
 import importlib.util
@@ -48,7 +48,7 @@ class LabelledCommand:
 
 @dataclass
 class _LabelledModules:
-    """The instrumented modules by path, including the script, and the lines of what is labelled besides training loops."""
+    """The instrumented modules by path, including the script, and the lines of labelled evaluations and saves."""
 
     trees: dict[Path, ast.Module] = field(default_factory=dict)
     sources: dict[Path, bytes] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class _LabelledModules:
     fits: list[SourceLine] = field(default_factory=list)
 
     def add(self, module: SourceModule, found: Instrumentation) -> None:
-        """Instrument a module, unless nothing in it is to be labelled."""
+        """Instrument a module if it has a phase to label."""
         loops = [line for line in (found.epoch, found.batch) if line is not None and Path(line.file) == module.path]
         calls = [line for line in found.sinks if found.wrapper == KERAS_FIT and Path(line.file) == module.path]
         loops += calls
@@ -150,8 +150,10 @@ def _add_all(modules: _LabelledModules, script: Path, found: Instrumentation) ->
 
 
 def _facts(trees: dict[Path, ast.Module], found: Instrumentation) -> tuple[bool, bool, bool]:
-    """Return what the session must know: whether there is a loop over epochs, whether the batch loop is a `for`, and whether
-    the body of that loop reports each batch that it fetches.
+    """Return the arguments `has_epochs`, `is_for` and `fetches` of PhaseSession.
+
+    In this order: the script has a loop over epochs; its batch loop is a `for`; the body of that loop fetches the batches.
+    Such a body reports each batch to the session by a call of `data`. For Keras's `fit`: (True, True, False).
     """
     if found.batch is None:  # Keras's fit
         return True, True, False

@@ -1,4 +1,4 @@
-"""Logs, for a tracer, what an instrumented run does: epochs, steps, checkpoints, and how a resumed run came to its batch."""
+"""Logs, for a tracer, what an instrumented run does: epochs, steps, checkpoints, and how a resumed run reached its batch."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ from iotwin.common.mllog import FOR_TRACERS, MlLog
 if TYPE_CHECKING:
     from iotwin.workloads.detrain.resumption import Resumption
 
-# Parts of a resumed run: the checkpoint is read, earlier batches are read or trained on again, the state is put back.
+# Logged intervals of a resumed run: it reads the checkpoint, reads earlier batches or trains on them again, restores the state.
 LOAD, REPLAY, RESTORE = "load", "replay", "restore"
-SKIPPED, REPLAYED, MODE = "skipped_batches", "replayed_batches", "resumed_by"  # points of a resumed run
+SKIPPED, REPLAYED, MODE = "skipped_batches", "replayed_batches", "resumed_by"  # logged values of a resumed run
 
 
 class RunPhases:
@@ -70,7 +70,7 @@ class RunPhases:
             self._replay_ns = time.monotonic_ns()
 
     def arrived(self, saved: "Resumption") -> None:
-        """Log how the run has come to the batch of a checkpoint, and how many batches are before it. Does so once."""
+        """Log how the run reached the batch of a checkpoint, and the number of batches before it. Later calls do nothing."""
         if self._has_arrived:
             return
         self._has_arrived = True

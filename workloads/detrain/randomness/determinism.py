@@ -2,7 +2,8 @@
 
 * `off`: nothing is changed.
 * `seeded`: Python, numpy, torch and TensorFlow are seeded. Seeds that the script sets itself replace these.
-* `strict`: also, operations use their deterministic implementations, if they have one, and the number of threads is fixed.
+* `strict`: as `seeded`. Also, operations use their deterministic implementation if they have one, and the number of threads is
+  fixed.
 
 No profile changes what an operation computes, beyond the choice among implementations of the same operation.
 """
@@ -34,7 +35,7 @@ def environment(profile: str, seed: int) -> dict[str, str]:
 
 
 class AppliedProfile:
-    """A profile that is in force, and what it has found so far."""
+    """A profile that is in force, and the causes of different reruns that it has found so far."""
 
     def __init__(self) -> None:
         self._ops, self._entropy = Findings(), Findings()
@@ -93,7 +94,7 @@ def _seed_torch(seed: int) -> None:
 def _seed_tensorflow(seed: int) -> None:
     import tensorflow as tf
 
-    # Keras draws its seeds from Python's generator, so it needs none; its set_random_seed would seed the others again.
+    # Keras draws its seeds from Python's generator, so it needs none. Its set_random_seed would seed the others again.
     tf.random.set_seed(seed)
 
 
@@ -106,7 +107,7 @@ def _make_torch_strict() -> None:
     torch.backends.cudnn.deterministic = True
     torch.set_num_threads(torch.get_num_threads())  # fixed: MKL and OpenMP no longer choose fewer by load
     if torch.cuda.is_available():
-        # The backward passes of these are not deterministic as long as torch only warns; the fallback's is.
+        # As long as torch only warns, the backward passes of these are not deterministic. That of the fallback is.
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
         torch.backends.cuda.enable_cudnn_sdp(False)

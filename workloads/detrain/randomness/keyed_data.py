@@ -70,7 +70,7 @@ def keyed(seed: int, epoch: int, index: int, view: int = 0) -> KeyedGenerators:
 
 
 class GlobalGenerators:
-    """As a context manager: puts the states of the global generators of Python, numpy and torch (on the CPU) back at its end."""
+    """A context manager that restores the states of the global generators of Python, numpy and torch (on the CPU) at its end."""
 
     def __enter__(self) -> None:
         import torch
@@ -86,7 +86,7 @@ class GlobalGenerators:
 
 
 def shared_epoch(epoch: int = 0) -> "torch.Tensor":
-    """Return a number in memory that worker processes share, also those that live longer than an epoch."""
+    """Return a number in shared memory, so that worker processes see its changes, even those that live longer than an epoch."""
     import torch
 
     return torch.tensor([epoch]).share_memory_()
@@ -141,7 +141,7 @@ class KeyedDataset(KeyedItems):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # One epoch and one restoring for the whole batch: reading and setting numpy's state takes longer than seeding.
+        # The states are saved and restored once per batch, not per item: for numpy's state, this takes longer than seeding.
         epoch = self.item_epoch
         with GlobalGenerators():
             return [self._item(epoch, index) for index in indices]
@@ -179,7 +179,7 @@ class CountedIndex(int):
 
 
 class CountedSampler:
-    """A sampler that counts how often `sampler` draws each index in an epoch, so that a KeyedDataset seeds each draw differently.
+    """Counts how often `sampler` draws each index in an epoch, so that a KeyedDataset seeds each draw of an index differently.
 
     Use it for sampling with replacement. The counts are those of this process: ranks that draw the same index count separately.
     """

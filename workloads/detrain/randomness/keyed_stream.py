@@ -14,8 +14,8 @@ class KeyedIterableDataset(KeyedItems, IterableDataset):
 
     * The n-th item that a worker's iterator yields is number n - 1. The first number also seeds the making of the iterator.
     * With 0 and with 1 worker the draws are equal, since the only worker is worker 0.
-    * With more workers a rerun with as many workers draws the same. Another number of workers splits the stream otherwise, so
-      the same item has another number and other draws.
+    * With more workers, a rerun draws the same numbers if it has as many workers. Another number of workers divides the stream
+      differently, so that the same item has another number and other draws.
     * Ranks number their items separately: give each rank its own seed.
 
     Attributes are those of `dataset`. Call `set_epoch` before each epoch's iterator is made.

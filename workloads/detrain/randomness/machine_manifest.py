@@ -1,4 +1,4 @@
-"""On what the results of a training run depend, besides its code and data: machine, versions, threads, seed."""
+"""Collects what the results of a training run depend on, besides its code and data: machine, versions, threads, seed."""
 
 import os
 import platform

@@ -21,7 +21,7 @@ from iotwin.workloads.detrain.saving.tensorflow_states import constant, is_const
 
 Made = Any  # JSON values and tensors
 _MARK = "$made"  # a dict with this key is a record; other dicts are plain values
-_KEPT = "kept"  # an object that the script creates and training has changed
+_KEPT = "kept"  # an object that the script creates before its loop, and that training has changed
 _MOST_DEPTH = 50
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
 _WITH_OPTIONS = (deque, OrderedDict, defaultdict, Counter)  # containers that have options in addition to their content
@@ -29,11 +29,11 @@ _DICTS = {"dict": dict, "OrderedDict": OrderedDict, "defaultdict": defaultdict, 
 
 
 class CannotBeMade(Exception):
-    """A value is, or contains, an object that iotwin cannot create again."""
+    """Raised if a value is, or contains, an object that iotwin cannot create again."""
 
 
 class IsCode(CannotBeMade):
-    """A value is, or contains, a function without a name. The script defines it again when needed."""
+    """Raised if a value is, or contains, a function without a name. The script defines such functions again when needed."""
 
 
 class ValueRecorder:
@@ -49,7 +49,7 @@ class ValueRecorder:
         self._paths, self._exists, self._like = dict(paths), exists, like
 
     def record(self, value: Any, path: str, depth: int = 0) -> Made:
-        """Return the record of the value at `path`, at depth 0 even if the script creates it. Raises CannotBeMade."""
+        """Return the record of the value at `path`. At depth 0, record even values that the script makes. Raises CannotBeMade."""
         if depth == 0 and self._paths.get(id(value)) == path and self._exists(path, value):
             return {**self._recorded(value, path, 1), _KEPT: True}
         known = self._paths.get(id(value))
@@ -66,7 +66,7 @@ class ValueRecorder:
             if like is not None:
                 return {_MARK: "copy", "of": like}
         elif depth <= _MOST_DEPTH:
-            self._paths[id(value)] = path  # script_state does not walk so deep
+            self._paths[id(value)] = path  # the walk of script_state ends before this depth
             return self._recorded(value, path, depth + 1)
         raise CannotBeMade(f"{path} is a {type(value).__name__}")
 
@@ -111,8 +111,8 @@ def _named(name: str) -> Any:
 class Maker:
     """Creates the values recorded in `made`, by path. `parts`: the parts of the state in this process, by path.
 
-    If the object already exists at its path, its content is replaced in place, so that all who refer to it see the change. This
-    requires that training has not replaced it, or that it has the same class and no other part refers to it.
+    If an object already exists at a path, its content is replaced in place, so that all references to it see the change. This
+    requires that training has not replaced the object, or that it has the same class and no other part refers to it.
     """
 
     def __init__(self, made: Mapping[str, Made], parts: Mapping[str, Part]) -> None:
@@ -163,7 +163,7 @@ class Maker:
         if empty is None:
             empty = deque(maxlen=node["most"]) if kind == "deque" else (_SEQUENCES.get(kind) or _DICTS[kind])()
         empty.clear()
-        self._done[path] = empty  # before its content, which may refer to it
+        self._done[path] = empty  # stored before its content is made, which may refer to it
         if kind in _SEQUENCES:
             empty.extend(self.value(f"{path}[{index}]") for index in range(len(node["items"])))
             return empty

@@ -1,4 +1,4 @@
-"""In which buckets DistributedDataParallel sums gradients over the ranks: a resumed run must have those of the first run.
+"""The buckets in which DistributedDataParallel sums gradients over the ranks: a resumed run needs those of the first run.
 
 After its first backward pass, the model arranges its parameters anew, in the order in which their gradients were ready. The order
 within a bucket decides in which order the ranks' gradients are added, and so their last bits, if there are more than two ranks.
@@ -25,5 +25,5 @@ def has_final_buckets(value: Any) -> bool:
 
 
 def sum_each_gradient(always: bool) -> None:
-    """With `always`, let no model's `no_sync` have an effect, so that the next step forms the buckets; else restore `no_sync`."""
+    """With `always`, disable `no_sync` of all models, so that the next step forms the buckets; else enable it again."""
     DistributedDataParallel.no_sync = (lambda _: nullcontext()) if always else _NO_SYNC

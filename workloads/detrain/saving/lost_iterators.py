@@ -1,4 +1,4 @@
-"""Positions of iterators that cannot be restored, such as generators: they show whether training, or a replay, has moved them."""
+"""Positions of iterators that cannot be restored, such as generators. They show whether training or a replay moved these."""
 
 import io
 import json

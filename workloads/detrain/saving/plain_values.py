@@ -36,7 +36,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 def has_containers(value: Any) -> bool:
     """Return whether a plain value contains mutable containers, which other objects may refer to as well.
 
-    False for more than 1000 containers: these are data.
+    False for a value with more than 1000 containers, which is taken for data.
     """
     return 0 < sum(1 for _ in islice(_changeable_inside(value), _MOST_CONTAINERS + 1)) <= _MOST_CONTAINERS
 
@@ -52,7 +52,7 @@ def _changeable_inside(value: Any) -> Iterator[Any]:
 def encode(value: Any, unsaved: dict[str, str] | None = None, path: str = "") -> Any:
     """Return a plain value as JSON values. Tensors and arrays in nested dicts, lists and tuples remain as they are.
 
-    Entries of dicts that cannot be saved are left out if `unsaved` is given, which then gets path and type of each.
+    If `unsaved` is given, entries of dicts that cannot be saved are left out, and `unsaved` gets the path and type of each.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -91,9 +91,9 @@ _SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque
 
 
 def decode(value: Any, held: Iterable[Any] = ()) -> Any:
-    """Return the value that `encode` was called with. `held`: tensors of this process, as sharded ones need (`joined`).
+    """Return the value that was encoded as `value`. `held`: tensors of this process, which sharded tensors need (`joined`).
 
-    Raises IotwinError if `value` is not its result.
+    Raises IotwinError if `value` is no result of `encode`.
     """
     if isinstance(value, list):
         return [decode(each, held) for each in value]
@@ -123,7 +123,7 @@ _DECODED: dict[str, Callable[[Any], Any]] = {
 
 
 def replace_content(held: Any, value: Any) -> bool:
-    """Replace the content of `held` by that of `value` in place, and return True; False if it is no list, dict, set or deque."""
+    """Replace the content of `held` by that of `value`. Return False if `held` is no list, dict, set or deque, else True."""
     if isinstance(held, list) and isinstance(value, list):
         held[:] = value
     elif isinstance(held, dict) and isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The interface of what saves and restores one kind of a script's objects."""
+"""The interface of providers. Each saves and restores one kind of a script's objects."""
 
 from typing import Any, Protocol
 
@@ -6,7 +6,7 @@ State = dict[str, Any]
 
 
 class NotBuilt(Exception):
-    """An object has no variables before its first training step, so its state cannot be restored yet."""
+    """Raised if an object has no variables before its first training step, so that its state cannot be restored yet."""
 
 
 class Provider(Protocol):

@@ -48,7 +48,7 @@ class StateDicts:
             value.load_state_dict(decode(saved["state"], held))
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise IotwinError(str(error).splitlines()[0]) from None
-        if groups:  # the optimizer has new groups now, but the script may refer to those that it had
+        if groups:  # the optimizer has new groups now, but the script may refer to its former groups
             for group, loaded in zip(groups, value.param_groups, strict=True):
                 group.clear()
                 group.update(loaded)
@@ -145,9 +145,9 @@ def provider_of(value: Any) -> Provider | None:
 
 
 def loads_in_place(value: Any) -> bool:
-    """Return whether restoring an object leaves its parts the same objects: torch's classes and subclasses do so.
+    """Return whether the parts of an object, such as its parameters, remain the same objects when its state is restored.
 
-    False if the script's code loads the object, or a module in it, or if the object is not torch's.
+    True for objects of torch's classes and their subclasses. False if the script's own code loads the object or a module in it.
     """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(value, "load_state_dict"):

@@ -24,13 +24,13 @@ from iotwin.workloads.detrain.saving.script_state import Part, Walk
 from iotwin.workloads.detrain.saving.tensor_values import can_be_saved, put_tensor, saved_tensor
 
 _TENSORS = (script_state.TENSOR, script_state.ARRAY)
-_REPLACED = (*_TENSORS, script_state.HOLDER, script_state.SAME)  # kinds of parts that are recorded if their object was replaced
+_REPLACED = (*_TENSORS, script_state.HOLDER, script_state.SAME)  # parts to record if training replaced the object
 _KINDS = ("objects", "types", "gradients", "iterators", "tensors", "plain", "made", "lost", "holders")
 _Frame = types.FrameType | None
 
 
 class _Begun(NamedTuple):
-    """A part as it was when the loop began. It refers to the value, so that no other object gets the same id."""
+    """A part at the time when the loop began. It refers to the part's value, so that no other object gets the same id."""
 
     value: Any
     mark: Any
@@ -45,9 +45,9 @@ class ScriptState:
     def __init__(self, assign: Callable[[str, str, Any], None], dead: frozenset[str] = frozenset()) -> None:
         self._assign, self._dead = assign, dead
         self._begun: dict[str, _Begun] | None = None
-        self._paths: dict[int, list[str]] = {}  # by identity of what the script made before the loop
+        self._paths: dict[int, list[str]] = {}  # by id of the objects that the script made before the loop
         self._modules: dict[str, types.ModuleType] | None = None  # those that had been imported when the loop began
-        self._kept: set[str] = set()  # paths that were restored: the script, run from its start, does not make these values
+        self._kept: set[str] = set()  # paths of restored values, which the script does not make when it runs from its start
         self._kept_inside: tuple[str, ...] = ()  # prefixes of paths: everything inside of restored values
         self.unsaved: dict[str, str] = {}  # paths whose values cannot be restored, with the reason
         self.left: dict[str, str] = {}  # paths whose values have been replaced and cannot be saved, with the reason
@@ -111,9 +111,9 @@ class ScriptState:
     def _made(
         self, parts: Sequence[Part], paths: Mapping[int, str], chosen: Callable[[Any], bool] = lambda _: True
     ) -> tuple[State, set[str]]:
-        """Return by path the records of values that were created since the loop began, or contain one; and the paths inside.
+        """Return (records, by path, of values that were created since the loop began, or contain one; all paths inside of them).
 
-        `chosen`: whether a value counts.
+        `chosen`: returns False for values to leave out.
         """
         recorder = ValueRecorder(paths, lambda path, value: not self._is_other(path, value), self._like)
         held: dict[str, list[Part]] = defaultdict(list)
@@ -186,7 +186,7 @@ class ScriptState:
         return True
 
     def keep(self, state: State) -> None:
-        """Include everything that `state` contains in later checkpoints."""
+        """Let later checkpoints include everything that the restored `state` contains."""
         self._kept |= state["plain"].keys() | state["tensors"].keys() | state["made"].keys()
         self._kept_inside += tuple(f"{path}{mark}" for path in state["made"] for mark in ".[")
 
@@ -202,7 +202,7 @@ class ScriptState:
             _load(parts[path], saved[path])
 
     def plain(self, frame: _Frame) -> State:
-        """Return the plain values that changed since the loop began, and those created since, by path."""
+        """Return, by path, the plain values that were changed or created since the loop began."""
         walk = self._walk(frame)
         parts = list(walk.parts())
         made, inside = self._made(parts, walk.paths, is_plain)
@@ -222,7 +222,7 @@ class ScriptState:
         maker = Maker(state["made"], parts)
         objects = {path: _object(path, state, parts, maker) for path in state["objects"]}
         chosen = [path for path, part in objects.items() if state["types"][path] not in without]
-        for path in sorted(chosen, key=lambda path: _draws(objects[path].value)):  # loading others may draw
+        for path in sorted(chosen, key=lambda path: _draws(objects[path].value)):  # generators last: loading others may draw
             _load(objects[path], state["objects"][path])
         for path, part in objects.items():
             if isinstance(part.value, torch.nn.Module):
@@ -277,7 +277,7 @@ class ScriptState:
 def _object(path: str, state: State, parts: Mapping[str, Part], maker: Maker) -> Part:
     """Return the script's object at a path.
 
-    Raises NotBuilt if the script has none yet, and IotwinError if it never has, or one of another type.
+    Raises NotBuilt if the script has not made the object yet. Raises IotwinError if it never does, or if the type differs.
     """
     kind = state["types"][path]
     if not maker.has(path):
@@ -342,7 +342,7 @@ def _content_mark(part: Part) -> Any:
         return encode(value)
     if part.kind == script_state.LOST:
         return position_of(value)
-    if isinstance(value, dict):  # the mark includes its order
+    if isinstance(value, dict):  # the mark includes the order of the keys
         return [encode(key) if is_plain(key) else id(key) for key in value]
     return len(value) if isinstance(value, list | tuple | set | deque) else None
 

@@ -1,8 +1,8 @@
-"""What of a script's state a checkpoint must hold: found by walking from the variables of its functions and modules.
+"""Finds the state of a script that a checkpoint must hold, by a walk from the variables of its functions and modules.
 
-Each part has a path such as `main().trainer.model`, by which a later process that has run the script up to the same line finds
-its own object. Objects that a provider knows are saved by it. Tensors, arrays, plain values, and containers and objects of the
-script's classes are saved if they have changed since the loop began, since the script makes the others again.
+Each part of the state has a path such as `main().trainer.model`. By this path, a later process that has run the script up to the
+same line finds its own object. If a provider knows an object, the provider saves it. Tensors, arrays, plain values, containers
+and objects of the script's classes are saved only if they changed after the loop began: the script makes all others again.
 """
 
 import ctypes
@@ -29,12 +29,12 @@ HOLDER = "holder"  # a container or an object with parts inside
 SAVED_WITH = "saved with"  # a module's submodule, parameter or buffer, or an optimizer's group, which is saved with its object
 SAME = "same"  # an object that is already a part under another path
 _MOST_DEPTH = 8  # attributes and elements between a variable and a part of the state
-_MOST_PARTS = 100_000  # elements of a container with other than plain values; a longer one is data
+_MOST_PARTS = 100_000  # most elements of a container whose values are not all plain; a longer one is taken for data
 _OPAQUE = (types.ModuleType, types.BuiltinFunctionType, type, torch.device, torch.dtype)
 
 
 class Part(NamedTuple):
-    """A part of the state. `put` replaces a value that cannot be changed in place, where it is held.
+    """A part of the state. `put` replaces a value that cannot be changed in place, in the object or variable that holds it.
 
     `holder`: path of the object that holds it, "" for a variable. `same`: for a part of kind SAME, its other path.
     """
@@ -74,8 +74,8 @@ def put_variables(frame: types.FrameType, values: Mapping[str, Any]) -> None:
 class Walk:
     """Finds the parts of the script's present state. `assign(function, name, value)` sets a variable.
 
-    `paths`: by id, the paths of objects in an earlier walk, which they retain if still reachable by them. `without`: variables of
-    the innermost frame to skip. `modules`: the only modules to search, by name; by default all of the script.
+    `paths`: by id, the paths of objects in an earlier walk. An object keeps its path if it can still be reached by this path.
+    `without`: variables of the innermost frame to skip. `modules`: the modules to search, by name; by default all of the script.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Walk:
         self._held: list[Any] = []  # keeps the objects alive, so that no id is used again
 
     def parts(self) -> Iterator[Part]:
-        """Yield each object once, under its shortest path, and again as SAME for each other path."""
+        """Yield each object once, under its shortest path, and again as a part of kind SAME for each other path."""
         queue: deque[tuple[Part, int]] = deque((each, 0) for each in self._variables())
         renamed: deque[tuple[Part, int]] = deque()
         while queue or renamed:
@@ -143,7 +143,7 @@ class Walk:
 
 
 def _kind(value: Any) -> str | None:
-    """Return the kind of part that a value is, None if only its content can be part of the state."""
+    """Return a value's kind of part; None if the value itself is no part of the state, although its content may have parts."""
     if isinstance(value, TrackedIterator):
         return ITERATOR
     if isinstance(value, torch.Tensor):
@@ -160,7 +160,7 @@ def _kind(value: Any) -> str | None:
 
 
 def has_identity(value: Any) -> bool:
-    """Return whether a plain value is mutable, so that all who refer to it must refer to the same object."""
+    """Return whether a plain value is mutable, so that all references to it must be to the same object."""
     return isinstance(value, list | dict | set | deque | bytearray)
 
 
@@ -174,7 +174,7 @@ def _inside(part: Part, kind: str | None) -> Iterator[Part]:
         held = held_by_model(part.value)
         yield from (Part(f"{part.path}.{name}", "", each, _no_setter(part.value, name)) for name, each in held.items())
         if is_callback(part.value) or is_users_class(part.value if isinstance(part.value, type) else type(part.value)):
-            # Names that begin with _ are Keras's own in objects of classes derived from its classes.
+            # In objects of classes derived from Keras's, names that begin with _ belong to Keras.
             private = (
                 ()
                 if not is_keras(part.value)
@@ -255,7 +255,7 @@ def _attributes(path: str, value: Any, skipped: tuple[str, ...] = ()) -> Iterato
 
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the names and values of an object's own attributes, those in slots too, but for names such as `__doc__`."""
+    """Return the names and values of an object's own attributes, with those in slots, without names such as `__doc__`."""
     slots = {name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)}
     found = {**{name: getattr(value, name) for name in sorted(slots)}, **getattr(value, "__dict__", {})}
     return [(name, each) for name, each in found.items() if not (name.startswith("__") and name.endswith("__"))]

@@ -1,4 +1,4 @@
-"""The checkpoints of a script in a store: saved at an epoch and batch, and read again."""
+"""Saves and reads the checkpoints of a script, each with its epoch and batch."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ AUTO, NEVER = "auto", "never"
 
 
 class ResumePoint(NamedTuple):
-    """The batch that is not trained on yet: epoch and batch from 0, and how many batches of the run came before."""
+    """The first batch that is not trained on yet: epoch and batch from 0, and the number of batches of the run before it."""
 
     epoch: int
     batch: int
@@ -27,7 +27,7 @@ class ResumePoint(NamedTuple):
 
 
 class ScriptStore:
-    """The store below `output`. `job`: what a checkpoint must share with the script that resumes from it.
+    """The store below `output`. `job`: properties that must be equal for a checkpoint and the script that resumes from it.
 
     `sources_sha256`: digest of the files with the script's loops. Each of several `ranks` has a ScriptStore of the same folder,
     and all must call the same methods in the same order.
@@ -54,9 +54,10 @@ class ScriptStore:
         return str(self._ranks.from_first(self.store.commit(manifest, tensors, {"state": values}).name))
 
     def find(self, wanted: str) -> Found | None:
-        """Return the checkpoint called `wanted`, the newest for `auto`, or None if there is none or none is wanted.
+        """Return the checkpoint called `wanted`, or the newest one for `auto`. None if `auto` finds none, or if none is wanted.
 
-        Rank 0 chooses and verifies it. Raises IotwinError if it is damaged, or if another rank does not find it.
+        Rank 0 chooses and verifies it. Raises IotwinError if the checkpoint is missing or damaged, or if another rank does not
+        find it.
         """
         found = self._chosen(wanted) if self._ranks.rank == 0 else None
         name = self._ranks.from_first(found and found.name)
@@ -77,7 +78,7 @@ class ScriptStore:
         return open_checkpoint(self.directory if wanted == AUTO else self.directory / wanted, note)
 
     def read(self, found: Found) -> tuple[ResumePoint, dict[str, Any]]:
-        """Return where a checkpoint was taken, and its state. Raises IotwinError if it is of another script."""
+        """Return (epoch and batch of a checkpoint, its state). Raises IotwinError if it is of another script."""
         manifest = found.manifest
         if manifest is None:
             raise IotwinError(f"{found.path} holds no checkpoint")

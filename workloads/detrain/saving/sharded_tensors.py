@@ -27,9 +27,9 @@ def layout(tensor: Any) -> str:
 
 
 def joined(part: torch.Tensor, shape: list[int], stride: list[int], divided: str, held: Iterable[Any]) -> Any:
-    """Return the sharded tensor whose part was saved. `held`: tensors of this process, one of which is `divided` alike.
+    """Return the sharded tensor with the saved `part`. `divided`: its layout in words.
 
-    Raises IotwinError if none is.
+    `held`: tensors of this process. Raises IotwinError if none of them has this layout.
     """
     for each in held:
         if is_sharded(each) and layout(each) == divided:

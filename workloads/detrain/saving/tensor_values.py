@@ -1,4 +1,4 @@
-"""Tensors and arrays of a script as values that a checkpoint can hold, and back."""
+"""Converts a script's tensors and arrays to values that a checkpoint can hold, and back."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def can_be_saved(value: Any) -> bool:
 
 
 def saved_tensor(value: Any) -> State:
-    """Return a tensor with its gradient if it is a leaf, or an array, as a checkpoint holds it."""
+    """Return the checkpoint's value for an array or a tensor. A leaf tensor is saved with its gradient."""
     if isinstance(value, np.ndarray):
         content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         return {"array": content, "type": value.dtype.str, "shape": list(value.shape)}
@@ -47,7 +47,7 @@ def _gradient(saved: State) -> torch.Tensor | None:
 
 
 def put_tensor(part: Part, saved: State) -> None:
-    """Give a tensor or array its content in place, so that all who hold it see it; replace one of another shape."""
+    """Set the content of a tensor or array in place, so that all references see it. If the shape differs, replace the object."""
     held, new = part.value, made_tensor(saved)
     if isinstance(held, torch.Tensor) != isinstance(new, torch.Tensor) or held.shape != new.shape or held.dtype != new.dtype:
         part.put(new)

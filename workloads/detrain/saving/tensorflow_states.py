@@ -60,7 +60,7 @@ def is_callback(value: Any) -> bool:
 
 
 def held_by_model(value: Any) -> dict[str, Any]:
-    """Return by name what a Keras model has from `compile` and `fit`: the optimizer, metrics, and the history."""
+    """Return, by name, the objects that `compile` and `fit` give a Keras model: the optimizer, metrics, and the history."""
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "random") or not isinstance(value, keras.Model):
         return {}
@@ -115,7 +115,7 @@ def _context() -> Any:
 
 
 def iterator_files(iterator: Any) -> State | None:
-    """Return the files in which tf.data saves where an iterator is; None if it cannot save that."""
+    """Return the files in which tf.data saves the position of an iterator; None if tf.data cannot save it."""
     import tensorflow as tf
 
     with scratch_folder() as folder:
@@ -127,7 +127,7 @@ def iterator_files(iterator: Any) -> State | None:
 
 
 def put_iterator_files(iterator: Any, files: State) -> None:
-    """Put an iterator where it was when `iterator_files` returned these files."""
+    """Restore the position that an iterator had when `iterator_files` returned these files."""
     import tensorflow as tf
 
     with scratch_folder() as folder:
@@ -144,8 +144,8 @@ def passes_of(dataset: Any) -> int:
 class TrackedDatasetIterator:
     """The iterator of a loop over a tf.data pipeline. It starts at a saved state without reading what comes before.
 
-    `passes`: iterators of the pipeline that began before. Each has made its shuffling draw new seeds, so a resumed run makes as
-    many, which read nothing.
+    `passes`: number of iterators of the pipeline that began before. Each of them made the shuffling draw new seeds. So a resumed
+    run makes as many iterators, without reading from them.
     """
 
     def __init__(self, dataset: Any, make: Callable[[Any], Any], passes: int, start: State | None) -> None:
@@ -182,7 +182,7 @@ class TrackedDatasetIterator:
 
 
 class DatasetTracker:
-    """Lets iterators of tf.data pipelines that begin while a loop opens be tracked. `begun` is called with each."""
+    """Tracks the iterators of tf.data pipelines that begin while a loop opens. `begun` is called with each of them."""
 
     def __init__(self, begun: Callable[[TrackedDatasetIterator], None]) -> None:
         self._begun = begun

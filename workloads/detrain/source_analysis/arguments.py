@@ -36,7 +36,7 @@ def _starred(value: ast.expr, frame: CallFrame) -> list[Argument]:
 
 
 def bound(function: LocalFunction, positional: list[Argument], named: Keywords) -> dict[str, list[Argument]]:
-    """Return the arguments by the names of parameters. Parts of `*args` and `**kwargs` are under `*args` and `**kwargs.NAME`."""
+    """Return the arguments by the names of parameters. Those in `*args` and `**kwargs` are under `*args` and `**kwargs.NAME`."""
     node = function.scope.node
     if not isinstance(node, FUNCTIONS):
         return {}

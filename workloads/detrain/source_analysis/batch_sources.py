@@ -17,7 +17,7 @@ from iotwin.workloads.detrain.source_analysis.inference import Inference
 from iotwin.workloads.detrain.source_analysis.scopes import ForLoop
 from iotwin.workloads.detrain.source_analysis.values import CallFrame, Outside
 
-# Packages whose functions compute; only those that read or draw something give a batch.
+# Packages whose functions compute. A function of these delivers a batch only if it reads or draws something.
 PACKAGES_WITHOUT_LOOPS = {"torch", "numpy", "tensorflow", "keras", "jax", "cupy", *sys.stdlib_module_names}
 _RANDOM = re.compile(
     r"(?:^|\.)(?:rand\w*|normal|uniform|random|choice|choices|sample|permutation|integers|shuffle|bernoulli|poisson)$"
@@ -34,7 +34,7 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What delivers the batches of a loop: the loop itself, over an iterable, or a call or subscript in its body.
+    """What delivers the batches of a loop: the iterable of the loop, or a call or subscript in its body.
 
     `indexed`: an index selects the batch.
     """

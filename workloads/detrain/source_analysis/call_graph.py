@@ -53,7 +53,7 @@ class _Around(NamedTuple):
 
 
 class CallGraph:
-    """All sinks that the script reaches. `dynamic`: places where it runs code that cannot be analysed."""
+    """All sinks that the script reaches. `dynamic`: lines at which it runs code that cannot be analysed."""
 
     def __init__(self, inference: Inference) -> None:
         self.inference = inference

@@ -65,7 +65,7 @@ def looks_up_by_index(name: str) -> bool:
 
 
 def is_method_of_values(name: str) -> bool:
-    """Return whether a method is one of tensors, arrays, strings or containers, which return what they already have."""
+    """Return whether a method belongs to tensors, arrays, strings or containers, so that it only returns data that they have."""
     return name in _METHODS_OF_VALUES
 
 

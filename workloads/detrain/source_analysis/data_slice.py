@@ -1,4 +1,4 @@
-"""Slices backward from a loss to where each iteration of a loop gets its data."""
+"""Follows the data of a loss backward to the place where each iteration of a loop gets it (a backward slice)."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ class DataSlice:
         cut = self._cut
         found = self._of(expression, frame)
         self._open.discard(key)
-        # A result that was cut short at an expression under way is valid only until that one is complete.
+        # A result that was cut off at an expression which is still being followed is valid only until that expression is done.
         (self._known if cut == self._cut or not self._open else self._partial)[key] = found
         if not self._open:
             self._partial.clear()
@@ -136,7 +136,7 @@ class DataSlice:
     def looked_through(
         self, iterable: ast.expr, path: tuple[int, ...], frame: CallFrame
     ) -> tuple[ast.expr | None, tuple[int, ...]]:
-        """Return the iterable within enumerate, zip, tqdm and the like that gives the item at `path`; None for a plain count."""
+        """Return the iterable within enumerate, zip, tqdm and the like that yields the item at `path`; None for a counter."""
         for _ in range(10):
             if not isinstance(iterable, ast.Call) or not iterable.args:
                 break
@@ -180,7 +180,7 @@ class DataSlice:
         return any(each is node for each in ast.walk(binding.value)) if binding.value is not None else False
 
     def _frames_of(self, method: CallFrame) -> list[CallFrame]:
-        """Return the frames in which the loop runs a method: those that were followed, or else one for each call of its name."""
+        """Return the frames in which the loop runs a method: those that were followed, else one for each call of its name."""
         own = [each for each in self._frames if each.scope is method.scope]
         if own or method.call is not None:
             return own or [method]
@@ -235,13 +235,13 @@ class DataSlice:
         return BatchFlow([source]) if source is not None else arguments.add(inner)
 
     def _is_fixed_owner(self, method: ast.Attribute, frame: CallFrame) -> bool:
-        """Return whether a method belongs to a model, or gets data from an object that lives longer than an iteration."""
+        """Return whether a method belongs to a model, or to an object that lives longer than an iteration and delivers data."""
         if self._models.is_model(method.value, frame):
             return True
         return gets_data(method.attr) and self._persists(method.value, frame)
 
     def _persists(self, owner: ast.expr, frame: CallFrame) -> bool:
-        """Return whether a name means the same object in all iterations, which the loop only changes, such as a buffer."""
+        """Return whether a name means the same object in all iterations: the loop may change this object, such as a buffer."""
         home = self._inference.home(owner.id, frame) if isinstance(owner, ast.Name) else None
         if home is None or not isinstance(owner, ast.Name):
             return False
@@ -252,7 +252,7 @@ class DataSlice:
         )
 
     def _callbacks(self, node: ast.Call, frame: CallFrame) -> BatchFlow:
-        """Return what flows into the results of local functions that a foreign function gets, such as a loss function."""
+        """Return what flows into the results of local functions, such as a loss, that are passed to a function of a package."""
         found = BatchFlow()
         for argument in (*node.args, *([node.func] if isinstance(node.func, ast.Call) else [])):
             if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda):
@@ -278,7 +278,7 @@ class DataSlice:
         return BatchFlow([Source(node, frame, Strength.CLEAR)]) if self._loop.contains(node, frame) else BatchFlow()
 
     def _begins_anew(self, iterator: ast.expr, frame: CallFrame) -> bool:
-        """Return whether the iterator is made within the loop from something outside, as in `next(iter(loader))`."""
+        """Return whether the loop makes the iterator from an object outside of the loop, as in `next(iter(loader))`."""
         for value in self._inference.values(iterator, frame):
             if (
                 isinstance(value, Outside)
@@ -290,7 +290,7 @@ class DataSlice:
         return False
 
     def _is_lookup(self, node: ast.Call, frame: CallFrame, arguments: BatchFlow) -> bool:
-        """Return whether the call gets the batch that an index or file name chooses, which a loop or a sampler yields."""
+        """Return whether the call gets a batch by an index or file name that a loop or a sampler yields."""
         name = ast.unparse(node.func).rpartition(".")[2]
         if not gets_data(name):
             return False

@@ -112,7 +112,7 @@ class _Body:
         self.always &= self.assigned
 
     def _read(self, node: ast.AST | None) -> None:
-        """Record the names of an expression as read, also those that it assigns itself unless they were assigned before."""
+        """Record the names of an expression as read unless they were assigned before, even names that the expression assigns."""
         if node is not None:
             self._load(each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _loads(each))
             if not isinstance(node, _SCOPES):

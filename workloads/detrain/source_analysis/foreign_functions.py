@@ -8,7 +8,7 @@ TRANSPARENT = {
     "functools.lru_cache", "functools.cache", "copy.deepcopy", "copy.copy", "torch.no_grad()", "torch.enable_grad()",
     "typing.cast",
 }  # fmt: skip
-# Functions that yield the items of an argument: its position. None: they yield tuples with one item of each argument.
+# By function that yields the items of an argument: the argument's position; None if it yields tuples with an item of each one.
 _ITERATED: dict[str, int | None] = {
     "builtins.iter": 0, "builtins.list": 0, "builtins.tuple": 0, "builtins.sorted": 0, "builtins.reversed": 0, "builtins.set": 0,
     "builtins.zip": None, "builtins.map": 1, "builtins.filter": 1, "itertools.islice": 0, "itertools.cycle": 0,
@@ -20,10 +20,10 @@ ENUMERATE = "builtins.enumerate"
 
 
 def iterated(path: str, call: ast.Call, item: tuple[int, ...]) -> tuple[ast.expr, tuple[int, ...]] | None:
-    """Return the argument of the call whose items the call yields, and the path within an item of that argument.
+    """Return the argument whose items a call yields, and the path within an item of that argument.
 
-    `path`: name of the called function; `item`: path within each item that the call yields, such as (1, 0). None if it is
-    unknown, or the counter of `enumerate`.
+    `path`: name of the called function; `item`: path within each item that the call yields, such as (1, 0). Returns None if
+    the argument is unknown, or if `item` is the counter of `enumerate`.
     """
     last = path.rpartition(".")[2]
     which: int | None = 0

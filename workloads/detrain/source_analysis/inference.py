@@ -35,11 +35,11 @@ class Inference(NameLookup):
         super().__init__(modules)
         self._known: dict[tuple[int, int], list[Value]] = {}
         self._known_items: dict[tuple[int, int, tuple[int, ...]], list[Value]] = {}
-        self._pinned: list[object] = []  # keeps the objects alive whose ids are keys above
+        self._pinned: list[object] = []  # objects whose ids are keys above; they must stay alive
         self._nested = 0
 
     def values(self, expression: ast.expr, frame: CallFrame) -> list[Value]:
-        """Return what the expression may evaluate to. An empty list: unknown, or a plain value such as a number."""
+        """Return what the expression may evaluate to. An empty list: unknown, or a value such as a number."""
         key = (id(expression), id(frame))
         if key in self._known:
             return self._known[key]
@@ -303,7 +303,7 @@ class Inference(NameLookup):
         return self.of_all((each, frame) for each in function.scope.returns)
 
     def part(self, value: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:
-        """Return the item of a value that an unpacking assignment takes."""
+        """Return the item at `path` of a value, as an unpacking assignment takes it."""
         if not path:
             return self.values(value, frame)
         if isinstance(value, ast.Tuple | ast.List) and path[0] < len(value.elts):
@@ -318,7 +318,7 @@ class Inference(NameLookup):
         return found
 
     def items(self, iterable: ast.expr, frame: CallFrame, path: tuple[int, ...]) -> list[Value]:
-        """Return what an iteration over `iterable` yields; `path`: the item of it."""
+        """Return what the item at `path` of each value that `iterable` yields may be."""
         key = (id(iterable), id(frame), path)
         if key not in self._known_items:
             self._known_items[key] = []  # as in `values`: a loop may make a list from itself

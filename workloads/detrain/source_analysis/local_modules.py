@@ -38,7 +38,7 @@ class SourceModule:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The syntax tree, empty if the file is no Python; `error` is then set."""
+        """The syntax tree. If the file is no valid Python, it is empty, and `error` is set."""
         try:
             return parsed(self.source, self.path)
         except IotwinError as error:
@@ -47,7 +47,7 @@ class SourceModule:
 
     @cached_property
     def text(self) -> str:
-        """The source, with wrong characters replaced."""
+        """The source, in which invalid bytes are replaced."""
         return self.source.decode("utf-8", "replace")
 
     @cached_property
@@ -103,7 +103,7 @@ class SourceModule:
 
     @cached_property
     def _ranges(self) -> dict[ast.AST, tuple[int, int]]:
-        """Which range of `nodes` each node consists of."""
+        """By node: the range in `nodes` that consists of this node and all nodes inside of it."""
         nodes, parents = self._index
         sizes = dict.fromkeys(nodes, 1)
         for node in reversed(nodes[1:]):
@@ -139,8 +139,8 @@ class SourceModule:
 class LocalModules:
     """The script and the modules that it imports, directly or not, from its own folder and from packages around it.
 
-    Installed packages are never read. `checkout`: read packages of the folders above, too, such as the library whose examples
-    the script is one of. `skipped` is True if there are any and they were not read.
+    Installed packages are never read. `checkout`: also read packages in the folders above, such as the library of which the
+    script is an example. `skipped` is True if there are such packages, and they were not read.
     """
 
     def __init__(self, script: Path, checkout: bool = True) -> None:
@@ -181,7 +181,7 @@ class LocalModules:
         for root in self._roots:
             if found := self._beneath(root, name):
                 return found
-        for above in list(self._roots[0].parents)[:_MOST_FOLDERS_ABOVE]:  # a package that was installed from where it lies
+        for above in list(self._roots[0].parents)[:_MOST_FOLDERS_ABOVE]:  # a package that was installed in place (pip install -e)
             for root in (above, above / "src"):
                 if (root / name.partition(".")[0] / "__init__.py").is_file():
                     self.skipped |= not self._checkout
@@ -232,7 +232,7 @@ class LocalModules:
         return self._by_path[path]
 
     def _load_imports(self) -> None:
-        """Find all modules that can be reached by imports. Their text shows them, so that few need to be parsed."""
+        """Find all modules that can be reached by imports. Imports are found in the text, so that few modules must be parsed."""
         done: set[Path] = set()
         while left := [module for module in self.all() if module.path not in done]:
             for module in left:
@@ -261,7 +261,7 @@ def _read(path: Path) -> bytes:
 
 
 def parsed(source: bytes, path: Path) -> ast.Module:
-    """Return the syntax tree of a Python file. Raises IotwinError if it is none, in one line with the place of the error."""
+    """Return the syntax tree of a Python file. Raises IotwinError with the line of the error if it is no valid Python."""
     try:
         return ast.parse(source, str(path))
     except SyntaxError as error:
@@ -273,8 +273,8 @@ def parsed(source: bytes, path: Path) -> ast.Module:
 def _search_folders(script: Path, tree: ast.Module) -> list[Path]:
     """Return the folders in which Python searches modules for the script.
 
-    They are its own folder, and the folder around its package, from which `python -m package.script` imports. Folders that the
-    script may add to `sys.path` are guessed from the constants in the calls that do so.
+    They are the script's own folder, and the folder around its package, from which `python -m package.script` imports. Folders
+    that the script adds to `sys.path` are guessed from the constants in such calls.
     """
     above = script.parent
     while (above / "__init__.py").is_file():

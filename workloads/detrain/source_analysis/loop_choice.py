@@ -27,7 +27,7 @@ from iotwin.workloads.detrain.source_analysis.values import (
 class BatchLoop:
     """A batch loop. `source`: where its batches come from; None if that is unknown, or the same data is used in each iteration.
 
-    `guessed`: no data flow from the source to the loss was found. `epochs`: the next outer loops, one for each way into it.
+    `guessed`: no data flow from the source to the loss was found. `epochs`: the next outer loops, one for each way to get here.
     """
 
     loop: ActiveLoop
@@ -108,7 +108,7 @@ class LoopChoice:
         return weak or self._guess(loops, sink)
 
     def _guess(self, loops: list[ActiveLoop], sink: Sink) -> BatchLoop | None:
-        """Return the innermost loop with a loss, else the innermost that calls `next`, else the innermost."""
+        """Return the innermost loop that computes a loss; else the innermost one that calls `next`; else the innermost one."""
         for loop in reversed(loops):
             if self._inputs(loop) and not self._runs_over_parts(loop, []):
                 return BatchLoop(loop, None)
@@ -157,7 +157,7 @@ class LoopChoice:
         return found or steps  # arguments of `step` count only if no loss was found
 
     def _runs_over_parts(self, loop: ActiveLoop, outer: list[ActiveLoop]) -> bool:
-        """Return whether a `for` runs over parameters, optimizers, models, or losses of one batch."""
+        """Return whether a `for` iterates over parameters, optimizers, models, or losses of one batch."""
         node = loop.node
         if not isinstance(node, FOR_LOOPS):
             return False
@@ -170,7 +170,7 @@ class LoopChoice:
         return any(self.slice(each).of(node.iter, loop.frame).computed for each in outer)
 
     def _is_piece(self, source: Source, outer: list[ActiveLoop]) -> bool:
-        """Return whether the source gives a piece of a batch that a loop further out gets from a loader."""
+        """Return whether the source delivers a piece of a batch that an outer loop gets from a loader."""
         base = source.node.iter if isinstance(source.node, FOR_LOOPS) else source.node
         if isinstance(base, ast.Subscript):
             base = base.value
@@ -191,7 +191,7 @@ class LoopChoice:
         return any("DataLoader" in path for path in paths) or names_loader(ast.unparse(iterable))
 
     def _best(self, flow: BatchFlow, loop: ActiveLoop) -> Source | None:
-        """Return the source that a person would name: the loop itself, else the surest one, else the first in the code."""
+        """Return the best source: the loop itself, else the one with the strongest evidence, else the first in the code."""
         ranked = sorted(
             flow.sources,
             key=lambda each: (each.node is not loop.node, -each.strength, each.frame is not loop.frame, each.node.lineno),
@@ -224,7 +224,7 @@ class LoopChoice:
             return node, frame
         for _ in range(5):
             inner = next((each for each in map(_wrapped, self.inference.values(expression, frame)) if each is not None), None)
-            if inner is None or isinstance(inner[0], ast.Call):  # a name is clearer than the call whose result it has
+            if inner is None or isinstance(inner[0], ast.Call):  # a variable is clearer than the call it comes from
                 break
             expression, frame = inner
         return expression, frame

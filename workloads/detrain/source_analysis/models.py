@@ -1,4 +1,4 @@
-"""Recognises models and losses, whose calls compute from a batch instead of getting one."""
+"""Recognises models and losses. Their calls compute from a batch, while calls of a loader fetch one."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ _MODEL_PATHS = re.compile(
     r"^torch\.nn\.|torchvision\.models|timm\.create_model|transformers\.\w*Model|keras\.(?:Model|Sequential|models|layers|losses)"
     r"|DistributedDataParallel|DataParallel|hub\.load"
 )
-# An object as it was made, or as a method such as `to` returned it; what a call of it returns is no model.
+# An object as it was made, or as a method such as `to` returned it. The result of calling the object is no model.
 _OBJECT = re.compile(rf"^[^()]*\(\)(?:\[\])*(?:\.(?:{'|'.join(SELF_RETURNING)})\(\))*$")
 _NAMES = re.compile(
     r"(?:^|[^a-z])(?:model|net|network|encoder|decoder|generator|discriminator|critic|actor|policy|backbone|head|classifier|unet|gan"
@@ -41,13 +41,13 @@ class Models:
         self._owners: dict[SourceModule, set[str]] = {}
 
     def is_model(self, expression: ast.expr, frame: CallFrame) -> bool:
-        """Return whether an expression is a model, by what it may be, what is called on it, or its name."""
+        """Return whether an expression is a model. Evidence: its possible values, the methods called on it, or its name."""
         values = self._inference.values(expression, frame)
         known = {self._value_is_model(value) for value in values} - {None}
         if len(known) == 1:  # more: the values contradict one another
             return bool(known.pop())
         text = ast.unparse(expression)
-        if text != "self" and text in self._owners_of_methods(frame.scope.module):  # each class has another self
+        if text != "self" and text in self._owners_of_methods(frame.scope.module):  # `self` means another object in each class
             return not re.search(r"optim|opt\b|loader|sched|scaler", text.lower())
         return _is_named(expression, _NAMES)
 
@@ -62,7 +62,7 @@ class Models:
         return None
 
     def computes(self, call: ast.Call, frame: CallFrame, paths: list[str]) -> bool:
-        """Return whether a call runs a model or a loss. `paths`: what it may call of installed packages."""
+        """Return whether a call runs a model or a loss. `paths`: functions of installed packages that it may call."""
         if any(_COMPUTING.search(path) and "utils.data" not in path for path in paths):
             return True
         if isinstance(call.func, ast.Attribute) and self.is_model(call.func.value, frame):

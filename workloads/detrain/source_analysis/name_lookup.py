@@ -161,7 +161,7 @@ class NameLookup(ABC):
     def order(self, local_class: LocalClass) -> list[LocalClass]:
         """Return the class and its local base classes in the order in which Python searches them."""
         if local_class.node not in self._orders:
-            self._orders[local_class.node] = [local_class]  # a class that is its own base ends here
+            self._orders[local_class.node] = [local_class]  # so that the search ends if a class is its own base
             found, foreign = [local_class], []
             for base in local_class.node.bases:
                 for value in self.values(base, local_class.frame):

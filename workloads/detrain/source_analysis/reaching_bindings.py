@@ -1,4 +1,4 @@
-"""Which assignments give a name the value that it has at a certain use."""
+"""Finds the assignments from which a name may have its value at a certain use."""
 
 import ast
 
@@ -26,7 +26,7 @@ def reaching(use: ast.AST, bindings: list[Binding], module: SourceModule) -> lis
 
 
 def dominates(binding: Binding, use: ast.AST, module: SourceModule) -> bool:
-    """Return whether a binding runs before each use: its block is the use's own, or around it."""
+    """Return whether a binding runs before each use: the binding's block is that of the use, or contains it."""
     if binding.kind in ("change", "augment"):
         return False
     around = {id(use), *(id(each) for each in module.ancestors(use))}

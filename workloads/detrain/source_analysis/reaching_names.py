@@ -19,7 +19,7 @@ _ADDERS = ("append", "add", "insert", "dict")  # calls that put their arguments 
 class ReachingNames:
     """The names whose call may lead to a sink: names of sinks, of functions that mention a sink's name, and so on.
 
-    A function that is passed on has other names too: the parameters and variables that get it. The names may be too many.
+    A function that is passed on has other names too: the parameters and variables that get it. There may be more names than needed.
     A parameter or local variable is written `=NAME@N`, where N stands for its function: functions use the same names for
     different values. An attribute is written `.NAME`, a returned value `NAME()`. The items of all containers
     have one name, so that too many functions may lead to a sink, but none is missed.
@@ -28,9 +28,9 @@ class ReachingNames:
     def __init__(self, modules: LocalModules) -> None:
         self._modules = modules
         self._names = {_SINK}
-        self._facts: list[tuple[str, set[str]]] = []  # a name, and the names that lead to a sink by it
-        # Likewise of variables, which count only if something calls them, or if they are just other names of a function:
-        # else most values of a script would lead to a sink.
+        self._facts: list[tuple[str, set[str]]] = []  # (name, the names that lead to a sink if this name does)
+        # The same for variables. They count only if something calls them, or if they are just other names of a function.
+        # Otherwise most values of a script would lead to a sink.
         self._variables: list[tuple[str, set[str]]] = []
         self._called = set[str]()  # local variables
         found = (word for module in modules.all() for word in _CALLED_BACKWARD.findall(module.text[::-1]))
@@ -70,9 +70,9 @@ class ReachingNames:
         return any(f".{name}(" in module.text for name in sink_names(module, self._modules))
 
     def _grow(self) -> None:
-        """Add the names whose use leads to known names, until there are no more."""
+        """Add the names whose use leads to known names, and repeat this until no name is added."""
         passed = (each for passed in self._passed for each in self._parameters_of(*passed))
-        leads: dict[str, list[tuple[str, bool]]] = {}  # by name: what its use leads to; whether only if that is called
+        leads: dict[str, list[tuple[str, bool]]] = {}  # by name: (what its use leads to; True: only if that is called)
         for name, by in self._facts:
             for each in by:
                 leads.setdefault(each, []).append((name, False))

@@ -23,7 +23,7 @@ BindingKind = Literal["assign", "for", "comprehension", "with", "parameter", "im
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """A place where a name gets a value. `path`: the item of the value, as (1, 0) for y in `for x, (y, z) in ...`."""
+    """A statement that gives a name a value. `path`: the item of the value, as (1, 0) for y in `for x, (y, z) in ...`."""
 
     kind: BindingKind
     node: ast.AST

@@ -15,7 +15,7 @@ class SinkKind(Enum):
     UPDATE = "update"  # changes the weights
     GRADIENT = "gradient"  # computes gradients
     FRAMEWORK = "framework"  # runs a whole training loop of an installed package
-    WEAK = "weak"  # computes gradients for some other end, perhaps
+    WEAK = "weak"  # computes gradients, perhaps for another purpose
 
 
 # Methods that update weights or compute gradients, whatever package is used.
@@ -84,7 +84,7 @@ def _of_tape(name: str, values: list[Value], owner: str) -> SinkKind | None:
 
 
 def is_optimizer(owner: ast.expr, values: list[Value], method: str) -> bool:
-    """Return whether `owner` is an optimizer, gradient scaler or engine, by what it may be or else by its name."""
+    """Return whether `owner` is an optimizer, gradient scaler or engine, by its possible values, or else by its name."""
     known = [_value_is_optimizer(each) for each in values]
     if True in known:
         return True

@@ -11,7 +11,7 @@ Argument = tuple[ast.expr, "CallFrame"]
 
 @dataclass(eq=False)
 class CallFrame:
-    """One way to reach a function: which call leads there, and what its parameters then are.
+    """One way to reach a function: the call that leads there, and the values of the parameters in this call.
 
     `caller` and `call`: where the call is; None for the script itself, and if the caller is unknown. `closure`: the frame of the
     function around this one.
@@ -119,7 +119,7 @@ class LocalModule:
 
 @dataclass(frozen=True, eq=False)
 class Outside:
-    """A value of an installed package or a builtin. `path`: how it is obtained, as `torch.optim.SGD()`; `[]` means an item.
+    """A value of an installed package or a builtin. `path`: the expression for it, as `torch.optim.SGD()`; `[]` means an item.
 
     `call`, `frame`: the call that returned it.
     """

@@ -14,7 +14,7 @@ What = Literal["indices", "input", "loss", "gradient", "parameter", "optimizer",
 
 
 class LoggedStep(msgspec.Struct, frozen=True):
-    """A line of a steps log: what the step took, what it computed, and the state after it."""
+    """A line of a steps log: the inputs of the step, what it computed, and the state after it."""
 
     epoch: int
     batch: int
@@ -55,9 +55,9 @@ _CAUSES: tuple[tuple[What, str], ...] = (
 def first_difference_of_ranks(
     reference: Sequence[list[LoggedStep]], found: Sequence[list[LoggedStep]], first: int, is_cut: bool
 ) -> StepDifference | None:
-    """Return the first difference of any rank (see `first_difference`). At the same step, the cause precedes what it changes.
+    """Return the first difference of any rank (see `first_difference`). Of several at the same step, return the likely cause.
 
-    `reference` and `found` have the steps of each rank. `is_cut`: steps that are missing at the end are no difference.
+    `reference` and `found` have the steps of each rank. If `is_cut`, steps that are missing at the end are no difference.
     """
     differences = []
     for rank, (expected, steps) in enumerate(zip(reference, found, strict=True)):
@@ -68,7 +68,7 @@ def first_difference_of_ranks(
 
 
 def read_steps(path: Path) -> list[LoggedStep]:
-    """Read a steps log. Raises IotwinError if it is none, or missing."""
+    """Read a steps log. Raises IotwinError if the file is missing, or is no steps log."""
     try:
         return [decode_foreign(line, LoggedStep, path) for line in read_foreign_lines(path, _MOST_LINE_BYTES)]
     except FileNotFoundError:

@@ -13,7 +13,7 @@ _MOST_LINE_BYTES = 1 << 20
 
 
 class StepEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Something that a step computed or found: `what` it belongs to, the tensor's or module's `name`, the operation, a digest.
+    """A value that a step computed or found: its kind (`what`), the tensor's or module's `name`, the operation, its digest.
 
     `draws`: the operation draws random numbers.
     """
@@ -26,15 +26,16 @@ class StepEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_events(path: Path) -> list[StepEvent]:
-    """Read the record of a step. Raises IotwinError if it is none, and FileNotFoundError."""
+    """Read the record of a step. Raises FileNotFoundError if the file is missing, and IotwinError if it is no such record."""
     return [decode_foreign(line, StepEvent, path) for line in read_foreign_lines(path, _MOST_LINE_BYTES)]
 
 
 def first_differing_event(step: int, reference: list[StepEvent], found: list[StepEvent]) -> StepDifference | None:
     """Return what differs first in the records of one step, None if no value differs.
 
-    An operation that only one run did counts in three cases: it changes a tensor with a name, the next value differs, or it draws
-    random numbers and the generators differ after the step. Otherwise it is ignored: a resumed run may create a constant again.
+    An operation that only one run did is a difference in three cases: it changes a tensor with a name, the next value differs, or
+    it draws random numbers and the generators differ after the step. Otherwise it is ignored, since a resumed run may create a
+    constant again.
     """
     generators = [{event.name: event.sha256 for event in events if event.what == "rng"} for events in (reference, found)]
     differing = list(_differing(reference, found, draws_count=generators[0] != generators[1]))
@@ -48,7 +49,7 @@ def first_differing_event(step: int, reference: list[StepEvent], found: list[Ste
 
 
 def _differing(reference: list[StepEvent], found: list[StepEvent], draws_count: bool) -> Iterator[StepEvent]:
-    """Yield the events of which the other run has none, or one with another value."""
+    """Yield the events that the other run lacks, or has with another value."""
     expected_keys, found_keys = ([(event.what, event.name, event.op) for event in events] for events in (reference, found))
     blocks = SequenceMatcher(None, expected_keys, found_keys, autojunk=False).get_matching_blocks()
     begin, begin_found = 0, 0

@@ -24,9 +24,10 @@ def parts_of(script: VerifiedScript, output: Path, checkpoint: str) -> list[str]
 
 
 def needed(parts: Sequence[str], is_equal: Callable[[Sequence[str]], bool]) -> list[str]:
-    """Return those parts without which alone a resumed run differs.
+    """Return the parts that a resumed run needs: if one of them alone is left out, later steps differ.
 
-    `is_equal(without)` resumes without these parts. Parts are first left out together: if that changes nothing, none is needed.
+    `is_equal(without)` resumes without the parts `without`. All parts are first left out together. If the steps are
+    then equal, no part is needed.
     """
     if not parts or is_equal(parts):
         return []

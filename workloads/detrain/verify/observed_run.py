@@ -79,7 +79,7 @@ class ObservedSession(Session):
             scramble_generators()
             self._scrambled = True
         if self.resume is not None and LOADER in self.request.without:
-            # An iterator without state begins anew; with position 0, that of a DataLoader begins anew in the saved order.
+            # An iterator without state begins anew. If the position is 0, a DataLoader's iterator begins anew in the saved order.
             loop = self.resume.state["loop"]
             loop[:] = [{**each, "position": 0} if each and "position" in each else None for each in loop]
             self.resume.state["iterators"].clear()
@@ -148,7 +148,7 @@ class RecordingLog(StepsLog):
 
 
 def scramble_generators() -> None:
-    """Give the global generators of Python, numpy and torch states that nobody can predict."""
+    """Set the global generators of Python, numpy and torch to unpredictable states."""
     random.seed(secrets.randbits(64))
     np.random.seed(secrets.randbits(32))
     torch.manual_seed(secrets.randbits(63))

@@ -1,6 +1,6 @@
 """Runs a script many times, each time in a new process that a server with PyTorch forks.
 
-As a program, ``python -m iotwin.workloads.detrain.verify.script_runs DESCRIPTOR``: the server. Its socket brings requests.
+``python -m iotwin.workloads.detrain.verify.script_runs DESCRIPTOR`` is the server. DESCRIPTOR is a socket for requests.
 """
 
 import gc

@@ -25,7 +25,7 @@ from iotwin.workloads.detrain.verify.compared_steps import What
 from iotwin.workloads.detrain.verify.events import StepEvent
 from iotwin.workloads.state.torch_state import TorchGenerators
 
-_UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize")  # operations whose results hold any content
+_UNINITIALISED = ("aten::empty", "aten::new_empty", "aten::resize")  # operations whose results have no defined content
 
 
 class StepRecord:
@@ -47,7 +47,7 @@ class StepRecord:
     # What the session calls
 
     def before_fetch(self) -> None:
-        """Record the generators before the batch is fetched, in place of what was recorded so far."""
+        """Discard what was recorded so far, and record the generators before the batch is fetched."""
         self._events = []
         self._add_generators()
 
@@ -140,7 +140,7 @@ class StepRecord:
                 self._add(what, name, str(op), _content(tensor), draws)
 
     def _phase_now(self) -> What:
-        # After a backward pass, operations with gradients are another forward pass; changes of weights have none.
+        # After a backward pass, operations with gradients belong to another forward pass: changes of weights have no gradients.
         return "loss" if self._phase in ("gradient", "parameter") and torch.is_grad_enabled() else self._phase
 
     @contextmanager

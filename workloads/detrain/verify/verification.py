@@ -21,7 +21,7 @@ from iotwin.workloads.detrain.verify.observed_run import LOADER, RunRequest
 from iotwin.workloads.detrain.verify.script_runs import ScriptRuns
 
 Point = tuple[int, int]  # epoch and batch, from 0
-_PLAIN, _SAVING = "plain", "saving"  # folders of runs that save nothing, and of those that save or resume
+_PLAIN, _SAVING = "plain", "saving"  # folder of runs that save nothing; folder of runs that save or resume
 _FRESH = ("--resume", "never")
 _MORE_WORKERS = 2  # additional worker processes of a resumed run if "workers" is dropped
 
@@ -56,14 +56,14 @@ class ScriptRun(NamedTuple):
 class Verifier:
     """Runs the script on a server and compares each run with the first, the reference.
 
-    `workers`: processes of all data loaders in all runs, None for the script's own number. `drop`: what resumed runs lack: rng,
-    loader, scaler, threads or workers.
+    `workers`: worker processes of each data loader in all runs, None for the script's own number. `drop`: what resumed runs leave
+    out: rng, loader, scaler, threads or workers.
     """
 
     def __init__(self, script: VerifiedScript, server: ScriptRuns, workers: int | None = None, drop: str | None = None) -> None:
         self._script, self._server, self.workers, self._drop = script, server, workers, drop
         self._label = "" if workers is None else f"-{workers}-workers"
-        self._plain = script.output / _PLAIN  # output directory of the others
+        self._plain = script.output / _PLAIN  # output directory of runs that save nothing
         self.saved_in = script.output / f"{_SAVING}{self._label}"  # output directory of the run that saves
         self._reference_events: dict[tuple[int, int], list[StepEvent]] = {}  # by rank and step
         self._count = 0
@@ -96,9 +96,9 @@ class Verifier:
         return {"equal": equal, "workers": self.workers, "first_difference": difference, "error": run.error}
 
     def resume(self, point: Point, without: Sequence[str] = ()) -> dict[str, Any]:
-        """Resume at a saved batch, in a new process. Return whether all later steps equal the reference's, and the first
-        difference.
+        """Resume at a saved batch, in a new process. Return whether all later steps equal the reference's.
 
+        The document also has the first difference.
         `without`: parts of the state that are not restored.
         """
         run, difference = self._resumed(point, without)
@@ -138,7 +138,7 @@ class Verifier:
         return next((float.fromhex(step.loss[-1]) for step in reversed(run.steps[0]) if step.loss), None)
 
     def _run(self, name: str, folder: Path, options: Sequence[str], **observed: Any) -> ScriptRun:
-        """Run the script with `options` in addition to those of all runs. `name`: of its steps log and output file."""
+        """Run the script with `options` in addition to those of all runs. `name`: file name of its steps log and its output."""
         script = self._script
         runs = script.output / "runs"
         make_folder(runs)
@@ -190,7 +190,7 @@ class Verifier:
     def _located(
         self, difference: StepDifference | None, folder: Path, options: Sequence[str], observed: dict[str, Any]
     ) -> StepDifference | None:
-        """Return the tensor and the operation that differ first in the step: both runs are repeated up to it and record it."""
+        """Return the first tensor and operation that differ in the step, after both runs are repeated up to it, with a record."""
         if difference is None or difference.step >= len(self.reference.steps[difference.rank]):
             return difference
         rank, step = at = difference.rank, difference.step
@@ -201,7 +201,7 @@ class Verifier:
         return msgspec.structs.replace(located, rank=rank) if located else difference
 
     def _events(self, folder: Path, options: Sequence[str], rank: int, step: int, observed: dict[str, Any]) -> list[StepEvent]:
-        """Return the events of a step of a rank, none if the run does not come to it."""
+        """Return the events of a step of a rank; [] if the run does not reach the step."""
         at, name = self.reference.steps[rank][step], self._new_name("recorded")
         record = self._script.output / "runs" / f"{name}.record"
         self._run(name, folder, options, record=str(record), record_at=(at.epoch, at.batch), **observed)

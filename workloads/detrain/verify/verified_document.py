@@ -30,7 +30,7 @@ class Checks(NamedTuple):
 def verified_document(script: VerifiedScript, checks: Checks) -> dict[str, Any]:
     """Run all checks, with progress, and return the document.
 
-    Raises IotwinError if the script fails when it runs on its own, and UsageError if it has no such batch as `resume_at` names.
+    Raises IotwinError if the script fails without any kill or resume, and UsageError if it lacks a batch of `resume_at`.
     """
     reruns, resumes, parts = [], [], None
     with ScriptRuns(environment(script.determinism, script.seed)) as server:
@@ -62,7 +62,7 @@ def verified_document(script: VerifiedScript, checks: Checks) -> dict[str, Any]:
 def _reruns(verifier: Verifier, first: Verifier, points: Sequence[Point], count: int) -> Iterator[dict[str, Any]]:
     """Yield the results of `count` reruns. Checkpoints at `points` exist afterwards.
 
-    If the number of worker processes does not change the steps, the checkpoints of `first` are used: a run then also resumes with
+    If the number of worker processes does not change the steps, the checkpoints of `first` are used. A run then also resumes with
     another number of workers.
     """
     if verifier is not first:
@@ -77,8 +77,8 @@ def _reruns(verifier: Verifier, first: Verifier, points: Sequence[Point], count:
 
 
 def _variance(script: VerifiedScript, checks: Checks) -> dict[str, Any] | None:
-    """Return how far the last loss of runs spreads without determinism; None without two finite losses."""
-    with ScriptRuns({}) as server:  # without the environment that fixes the hashes of strings
+    """Return the spread of the last loss over runs without determinism; None without two finite losses."""
+    with ScriptRuns({}) as server:  # an environment that does not fix the hashes of strings
         verifier = Verifier(script, server, checks.workers[0])
         losses = [loss for _ in range(checks.reruns) if (loss := verifier.last_loss()) is not None]
     spread = relative_spread(losses)
@@ -96,7 +96,7 @@ def relative_spread(losses: Sequence[float]) -> float | None:
 
 
 def needed_state(script: VerifiedScript, verifier: Verifier, points: Sequence[Point]) -> list[str]:
-    """Return the parts of the state that a resumed run needs, at two of the points at most."""
+    """Return the parts of the state that a resumed run needs, found at up to two of the points."""
     found: dict[str, None] = {}
     for point in points[len(points) // 3 :][:_MOST_POINTS_FOR_PARTS]:
         parts = [part for part in parts_of(script, verifier.saved_in, verifier.checkpoint(point)) if part not in found]
