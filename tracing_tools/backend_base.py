@@ -18,7 +18,7 @@ _MEANING_OF_GROUP = {
 
 @dataclass
 class Ledger:
-    """A backend's counts of the events that it saw, and of those among them that it lost. It recorded all others."""
+    """A backend's counts of the events that it saw, and of the events among them that it lost. It recorded all others."""
 
     seen: int | None = None  # None if the backend counts only recorded events
     lost: dict[str, int] = field(default_factory=dict)  # number of lost events by cause
@@ -47,7 +47,7 @@ class Backend:
     unrecorded_groups: ClassVar[tuple[str, ...]] = ()  # groups of --detail that the backend cannot record
 
     def __init__(self, scope: Scope) -> None:
-        """Note which groups in `scope` the backend cannot record. Raises IotwinError if it cannot capture these tasks at all."""
+        """Note which groups of operations in `scope` cannot be recorded. Raises IotwinError if the tasks cannot be captured."""
         if self.needs_command and not scope.starts_command:
             raise IotwinError(
                 f"{self.name} traces only a command that it starts itself; containers and running processes need libbpf or bcc"
@@ -69,7 +69,7 @@ class Backend:
         """Capture the process `pid`, which has not executed its first instruction yet, and all its descendants."""
 
     def strays(self) -> dict[int, bool]:
-        """Return the captured processes that left the job's cgroup, as {pid: True if it still runs}.
+        """Return the captured processes that left the job's cgroup (strays), as {pid: True if it still runs}.
 
         If there is no cgroup, return the processes to wait for after the job's last process has ended.
         """
@@ -86,7 +86,7 @@ class Backend:
     def work_unrecorded(self, recording: Recording, work: Callable[[], None]) -> None:
         """Move the last records to `recording`, and do `work` while calls are still traced, but no longer recorded.
 
-        Only `stop` may follow, so the job must have ended. A backend that records whatever it traces does nothing.
+        Call this after the job has ended; only `stop` may follow. A backend that records all calls that it traces does nothing.
         """
 
     def stop(self, recording: Recording | None) -> None:

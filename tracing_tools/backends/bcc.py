@@ -1,8 +1,8 @@
 """Capture by bcc: libbcc compiles syscalls.bcc.c on this machine, so neither clang nor libbpf need be installed.
 
-By itself, bcc would search for kernel headers, and use even the headers of another kernel. So this module writes small headers
-for bcc, and takes the offsets of fields from the kernel's BTF. Any Python can import Debian's module bcc, which needs only
-ctypes.
+Without this, bcc would search for kernel headers, and use even the headers of another kernel. So this module writes small
+headers for bcc, and takes the offsets of fields from the kernel's BTF. Any Python can import Debian's module bcc, since that
+module needs only ctypes.
 """
 
 import ctypes

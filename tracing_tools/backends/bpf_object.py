@@ -76,7 +76,7 @@ def libbpf_unavailable_reason() -> str | None:
 
 
 def possible_cpus() -> int:
-    """Return the number of CPUs that this machine can have, online or not. A per-CPU map has as many entries."""
+    """Return the number of CPUs that this machine can have, online or not. A per-CPU map has one entry for each of them."""
     return int(_library().libbpf_num_possible_cpus())
 
 
@@ -122,7 +122,7 @@ class BpfObject:
             raise IotwinError(f"the eBPF object has no program {program}; compile it again")
 
     def load(self) -> None:
-        """Load maps and programs into the kernel. Raises IotwinError with the kernel's error if it refuses them."""
+        """Load maps and programs into the kernel. Raises IotwinError with the kernel's error if the kernel refuses them."""
         error = self._lib.bpf_object__load(self._object)
         if error:
             raise IotwinError(f"the kernel refused the eBPF programs: {os.strerror(abs(error))}")

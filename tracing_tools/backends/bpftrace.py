@@ -43,9 +43,7 @@ _COLUMNS = (
     "device", "generation", "mode", "flags",
 )  # fmt: skip
 _PIECE_BYTES = 1 << 24
-_TEXT_FILE = (
-    "bpftrace.txt"  # in raw/; line 1 has the mark with which all other lines begin, and ns to add to the other lines' times
-)
+_TEXT_FILE = "bpftrace.txt"  # in raw/; line 1 has the mark with which all other lines begin, and the ns to add to their times
 _LONGEST_HEAD_BYTES = 64
 _MOST_START_BYTES = 1 << 30  # limit of the text that bpftrace prints until its probes are attached
 _SLEPT_NS = (
@@ -230,7 +228,7 @@ class _Lines:
         for name in ("inode", "pid", "tid", "device", "generation", "fd"):
             out[name] = column[name].astype(out.dtype[name])
         out["call_flags_cpu"] = column["call"] | raw_flags << 10 | column["cpu"] << 18
-        # A name record of an open needs the file's identity, which only the event's line has.
+        # The name record of an open needs the file's identity, which only the line of the event has.
         opened = np.isin(kind, OPEN_KINDS) & (result >= 0)
         for i in np.flatnonzero(opened).tolist():
             values = (int(column[name][i]) for name in ("tid", "start", "inode", "device", "generation", "mode"))

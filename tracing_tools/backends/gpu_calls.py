@@ -106,7 +106,7 @@ class WithGpuCalls(Backend):
         return Ledger(ledger.seen, ledger.lost | ({"gpu_ring_full": self._lost} if self._lost else {}))
 
     def stop(self, recording: Recording | None) -> None:
-        """Detach the programs, move the last CUDA calls, or a note that there were none, and stop the wrapped backend."""
+        """Detach the programs, stop the wrapped backend, and move the last CUDA calls, or a note that there were none."""
         if self._object is not None:
             self._object.detach()
             self._count()

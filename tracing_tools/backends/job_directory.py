@@ -24,7 +24,8 @@ def run_as_job(command: list[str], environment: dict[str, str] | None = None) ->
 def make_job_directory(raw: Path, name: str) -> Path:
     """Create the directory `name` in `raw`, to which the job's user can write. Raises IotwinError if the user cannot reach it.
 
-    Users cannot remove one another's files in it. The job's user may pass through `raw` and its parent, but not read them.
+    Users cannot remove one another's files in the new directory. The job's user may pass through `raw` and its parent, but not
+    list them.
     """
     directory = raw / name
     new_folder(directory)

@@ -34,4 +34,4 @@ def _is_locked_down() -> bool:
     try:
         return "[confidentiality]" in _LOCKDOWN.read_text()
     except OSError:
-        return False  # unknown without securityfs; if the kernel is locked down, loading a program then fails
+        return False  # unknown without securityfs. If the kernel is locked down, loading a program will fail

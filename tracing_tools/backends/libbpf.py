@@ -84,7 +84,7 @@ class LibbpfBackend(Backend):
         self._buffer_bytes = buffer_bytes
         self._ledger = Ledger()
         self._strays: dict[int, bool] = {}
-        self._unwritten_bytes = 0  # bytes written to files that still exist, for which no block request was recorded
+        self._unwritten_bytes = 0  # bytes written to files that still exist, without a recorded block request
         self._is_complete = False  # True if the recording has all its records, although calls are still traced
         self._records_blocks = "block" in scope.detail
         self._block_cgroup = BlockCgroup(scope.cgroup_id if self._records_blocks else 0)

@@ -110,7 +110,7 @@ class PreloadBackend(Backend):
         return copy
 
     def stop(self, recording: Recording | None) -> None:
-        """Remove the copy of the library, if there is one. The job records by itself, so recording ended with it."""
+        """Remove the copy of the library, if there is one. The job itself records, so recording ended with the job."""
         if self._elsewhere is not None:
             self._elsewhere.close()
         super().stop(recording)

@@ -45,7 +45,7 @@ _LOST = (
     "strace's text of {} threads is cut off, as by a full disk or a limit on file sizes: each lost one call at least,"
     " and one call each is counted as lost"
 )
-_CALLS_FILE = "strace.calls"  # holds the names of the calls to record; strace also prints other calls, which only `Replay` uses
+_CALLS_FILE = "strace.calls"  # names of the calls to record; strace also prints other calls, for `Replay` only
 
 
 def unavailable_reason() -> str | None:
@@ -111,7 +111,7 @@ class StraceBackend(Backend):
                         os.kill(pid, signal.SIGKILL)
 
     def strays(self) -> dict[int, bool]:
-        """If there is no cgroup, return the pid of strace, which ends after the job's last process; else nothing."""
+        """Return {} if there is a cgroup. Otherwise return the pid of strace, which ends after the job's last process."""
         return dict.fromkeys(processes_called_with(self._output), True) if self._output else {}
 
     def stop(self, recording: Recording | None) -> None:
@@ -264,7 +264,7 @@ def _look_up(path: bytes) -> tuple[int, int, int, int]:
 
 @functools.cache
 def _device_of(file_type: int) -> int:
-    """Return the device number of a file without a path: for a pipe the device of all pipes, else 1, since any number will do."""
+    """Return the device number of a file without a path: for a pipe, the device of all pipes; else 1, as it does not matter."""
     if file_type != records.TYPE_PIPE:
         return 1
     ends = os.pipe()

@@ -23,7 +23,7 @@ from iotwin.tracing_tools.exports.tracks import pieces
 _COLUMNS = ["start_ns", "duration_ns", "op", "pid", "tid", "file_id", "fd", "offset", "requested", "result", "flags"]
 _BATCH_ROWS = 1 << 13
 _MICROSECOND = 1000
-_NONE = np.uint64(0)  # id that means no node, as ids begin at 1
+_NONE = np.uint64(0)  # means no node, as ids begin at 1
 Ints = NDArray[np.int64]
 
 

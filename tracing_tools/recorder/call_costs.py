@@ -7,17 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 
-_ROUNDS, _CALLS = 40, 200  # of the rounds, the shortest counts; each is shorter than a time slice
+_ROUNDS, _CALLS = 40, 200  # the result is that of the shortest round; a round is shorter than a time slice
 _TIMES = struct.Struct("<dd")
 
 
 def costs_of_calls(
     admit: Callable[[int], bool], while_traced: Callable[[Callable[[], None]], None], stop: Callable[[], None]
 ) -> tuple[int, int] | tuple[None, None]:
-    """Return how much longer a read takes because it is traced, and an open or a close on average; in ns, None if unknown.
+    """Return by how many ns tracing lengthens (a read; an open or a close, on average), or (None, None) if that is unknown.
 
-    `admit(pid)` has a process traced, and returns False if it cannot; `while_traced(work)` does work if calls can be traced
-    without being recorded; `stop` ends the tracing, and is called in any case.
+    `admit(pid)` starts to trace a process, and returns False if that is impossible. `while_traced(work)` runs `work` if calls can
+    be traced without being recorded. `stop` ends the tracing, and is called in any case.
     """
     caller, traced_ns = _TimedCaller(), list[tuple[float, float]]()
 
@@ -38,7 +38,7 @@ def costs_of_calls(
 
 
 class _TimedCaller:
-    """A child process that times its calls when asked to. It ends when `end` is called, or with this process."""
+    """A child process that times its calls on request. It ends when `end` is called, or when this process ends."""
 
     def __init__(self) -> None:
         asked, self._ask = os.pipe()

@@ -23,7 +23,7 @@ from iotwin.tracing_tools.backends.choose_backend import convert
 from iotwin.tracing_tools.recorder.unprivileged_process import answer_of, leave_root
 from iotwin.tracing_tools.targets.user import User
 
-_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # imported as root: the user may be unable to
+_IMPORTED_LATE = ("numpy.ma", "pyarrow.compute")  # imported as root, since the user may be unable to read them
 _DONE, _FAILED, _OUT_OF_MEMORY = b"+", b"-", b"m"
 _NO_MEMORY = "the machine refused memory"
 

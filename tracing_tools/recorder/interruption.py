@@ -12,7 +12,7 @@ _INSISTED_NS = 5_000_000_000  # how long the job may take to end after the secon
 
 
 class Interruption:
-    """Passes requests to end on to the target, from the target's release (`begin`) until its trace is finished (`end`).
+    """Passes requests to end to the target, from the target's release (`begin`) until its trace is finished (`end`).
 
     A job that iotwin started receives each request. After the first, the job may take `grace_ns` to end (None: any time); after
     the second, 5 s. The third also ends the recording. If iotwin did not start the target, the first request ends the recording.

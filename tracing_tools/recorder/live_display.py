@@ -43,14 +43,14 @@ _NOTE = b"\n"  # first byte of a message that is a note; other messages are name
 _MESSAGE_BYTES = 1 << 16
 _PIECE_ROWS = 1 << 18
 _POLITENESS = 10  # nice(2) of a process that shows nothing
-_END_S, _LAST_METRICS_S = 1.0, 10.0  # how long the display may take to end; if it must publish the last metrics
+_END_S, _LAST_METRICS_S = 1.0, 10.0  # seconds that the display may take to end: without and with last metrics to publish
 _STALLED = b"!"  # what the display sends if ranks stall
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 @dataclass(frozen=True)
 class LiveOutputs:
-    """What becomes of a growing recording: it is shown, published as metrics, watched for stalls, or several of these."""
+    """What to do with a growing recording: show it, publish it as metrics, watch it for stalls, or several of these."""
 
     is_shown: bool = False
     metrics: MetricsOutput | None = None
@@ -71,7 +71,7 @@ class LiveDisplay:
         if outputs.metrics is not None and outputs.metrics.listener is not None:
             outputs.metrics.listener.close()
         self._control.setblocking(False)
-        # A display that is held up keeps the files open that wait for it, also those that a ring has removed.
+        # While the display is slow, it keeps all files open that it has not read, even those that a ring has removed.
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES // 4)
         self._end_s = _END_S if outputs.metrics is None else _LAST_METRICS_S
         self.is_shown, self._is_stalled = outputs.is_shown, False
@@ -221,7 +221,7 @@ class _Display:
 
     def _read(self, *names: str) -> None:
         """Read what was appended to the files. The names of files and processes come before the calls that need them."""
-        sizes = {name: self._readers[name].rows() for name in sorted(names or self._readers)}  # of events first
+        sizes = {name: self._readers[name].rows() for name in sorted(names or self._readers)}  # the rows of events first
         for name in reversed(sizes):
             for piece in self._readers[name].pieces(sizes[name]):
                 self._takers[name][1](piece)

@@ -73,9 +73,9 @@ class LiveTally:
         self._row_of = np.zeros(0, np.int64)  # by slot * len(OPS) + op; -1 if there was no such call
         self._rank_of: dict[int, int] = {}
         self._parents: dict[int, int] = {}  # of forked processes that have executed no program
-        self._mains: dict[int, int] = {}  # pids of ranks, and when they began to train
-        self._ended: dict[int, int] = {}  # pids of processes that ended, and when
-        # Time for which processes trained whose pids other processes have now, by rank.
+        self._mains: dict[int, int] = {}  # by pid of a rank: when it began to train
+        self._ended: dict[int, int] = {}  # by pid of an ended process: when it ended
+        # By rank: the seconds that ended processes trained whose pids other processes have now.
         self._earlier_ns: dict[int, int] = {}
 
     def add_events(self, records: NDArray[np.void]) -> None:
@@ -147,7 +147,7 @@ class LiveTally:
         first_move[codes[moves]] = moves
         sums = np.bincount(codes, weights=moved, minlength=len(firsts)).tolist()
         kinds = []
-        for code, file in enumerate(identity[firsts].tolist()):  # one step a file, not a call
+        for code, file in enumerate(identity[firsts].tolist()):  # one iteration per file, not per call
             if sums[code]:
                 _remember(self.file_bytes, file, self.file_bytes.get(file, 0) + int(sums[code]))
             kind, row = self._kind_of.get(file), int(first_move[code])
@@ -178,7 +178,7 @@ class LiveTally:
         return readable(record.text) if record else None
 
     def running_ranks(self) -> int:
-        """Return the number of ranks that run: processes that read the data set, or whose loaders do."""
+        """Return the number of running ranks. A rank is a process that reads the data set itself or by loaders."""
         return len(self._mains.keys() - self._ended.keys())
 
     def training_s(self, now_ns: int) -> dict[int, float]:
@@ -189,7 +189,7 @@ class LiveTally:
         return {rank: ns / 1e9 for rank, ns in found.items()}
 
     def rank(self, pid: int) -> int:
-        """Return the rank of a process: from its environment, else that of its parent, else of this process, else 0."""
+        """Return the rank of a process: from its environment, else its parent's, else this process's, else 0."""
         if pid not in self._rank_of:
             found = _rank_in_environment(pid)
             if found is None:

@@ -49,7 +49,7 @@ def open_metrics(where: str) -> MetricsOutput:
     if address is None:
         check_output(Path(where))
         return MetricsOutput(path=Path(where).absolute())
-    importlib.import_module("http.server")  # as root: the user may be unable to
+    importlib.import_module("http.server")  # as root, since the user may be unable to read it
     host, port = (address["host"] or _LOOPBACK).strip("[]"), int(address["port"])
     try:
         if port > _LAST_PORT:
@@ -151,6 +151,6 @@ def _head(name: str) -> Iterator[str]:
 
 
 def _cells(name: str, labels: list[str], shown: np.ndarray, values: np.ndarray) -> Iterator[str]:
-    """Yield a line for each cell of `values`, shape (labels, KINDS), if `shown` is not 0 there."""
+    """Yield a line for each cell of `values`, shape (labels, KINDS), whose cell in `shown` is not 0."""
     for row, kind in np.argwhere(shown).tolist():
         yield f'{name}{{{labels[row]},kind="{KINDS[kind]}"}} {values[row, kind]}'

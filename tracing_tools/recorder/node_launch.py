@@ -27,7 +27,7 @@ from iotwin.tracing_tools.targets.node_tasks import (
 )
 from iotwin.tracing_tools.targets.user import invoking_user
 
-_WATCH_S = 0.2  # between two checks of signals and of the output's keeper
+_WATCH_S = 0.2  # seconds between two checks for signals and of the output's keeper
 _SHOW_S = 0.04
 
 
@@ -44,7 +44,8 @@ def trace_task(command: list[str], task: NodeTask, directory: Path, options: Tra
     """Trace the command of this task into the trace of its machine in the set `directory`.
 
     Returns the manifest if this process is the machine's tracer, else the exit status of the command, -N if signal N killed it.
-    If the machine's trace is complete or its tracer gone, a note reports that, and the command replaces this process, untraced.
+    If the machine's trace is complete, or if its tracer has ended, a note reports that. The command then replaces this process,
+    untraced.
     """
     program_of(command)
     trace = trace_of(directory, task)

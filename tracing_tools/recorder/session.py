@@ -392,7 +392,7 @@ class _Session:
         except Exception as error:
             self._fail(error)
             self._backend.stop(None)
-        self._recording.release_reserve()  # only now: until it ended, the job could have filled the freed space
+        self._recording.release_reserve()  # not before the job's end, since the job could fill the freed space
         self._append_ledger()
         self._recording.append_clock()
         for tail in self.tails:

@@ -9,11 +9,11 @@ from pathlib import Path
 from iotwin.trace_store.raw.records import NAME_INHERITED, NameRecord, pack_name
 
 _ESTABLISHED = "01"  # TCP_ESTABLISHED of include/net/tcp_states.h
-_MOST_PIDS = 4096  # whose network namespaces are read
+_MOST_PIDS = 4096  # most processes whose network namespaces are read
 
 
 class SocketAddresses:
-    """Finds sockets that it has not named before."""
+    """Finds the connected sockets that it has not named before."""
 
     def __init__(self) -> None:
         with socket.socket() as one:
@@ -59,7 +59,7 @@ def _connections(folder: Path) -> Iterable[tuple[int, str, str]]:
 
 
 def address(text: str) -> str:
-    """Return an address of /proc/net/tcp, hexadecimal words of 32 bits in the byte order of the machine, as usually written."""
+    """Return an address of /proc/net/tcp (hexadecimal 32-bit words in the machine's byte order) in its usual form."""
     host, port = text.split(":")
     content = b"".join(bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8))
     found = ipaddress.ip_address(content)

@@ -6,7 +6,7 @@ from iotwin.tracing_tools.recorder.live_tally import LiveTally
 
 
 class StallWatch:
-    """Reports if ranks stalled for more than `share` of the last `window_ns`, in the mean over the ranks that run."""
+    """Reports if the running ranks stalled, on average, for more than the share `share` of the last `window_ns`."""
 
     def __init__(self, share: float, window_ns: int) -> None:
         self._share, self._window_ns = share, window_ns

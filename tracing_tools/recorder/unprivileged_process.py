@@ -29,7 +29,7 @@ def fork_apart(work: Callable[[], None]) -> int:
 
 
 def answer_of(work: Callable[[int], bytes]) -> bytes:
-    """Run `work` in a forked process and return what it returns; b"" if the process was killed.
+    """Run `work` in a forked process and return the result of `work`; b"" if the process was killed.
 
     `work` gets the descriptor through which its result is sent, which it must not close.
     """

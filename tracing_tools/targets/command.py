@@ -122,7 +122,11 @@ class CommandTarget(TraceTarget):
         return self.exit_status is not None
 
     def remaining(self) -> list[int]:
-        """Return the job's pids. Without a cgroup: the command's pid while it runs, and then the backend's strays."""
+        """Return the pids of the job's processes that still run.
+
+        With a cgroup: its processes, and the traced processes that left it.
+        Without a cgroup: only the command's pid until the command ends; after that, the processes for which the backend waits.
+        """
         if not self._own and self.root_pid is not None and self.exit_status is None:
             return [self.root_pid]
         return super().remaining() + [pid for pid, runs in self._strays().items() if runs]
@@ -202,7 +206,7 @@ def _set_limits(limits: dict[int, tuple[int, int]]) -> None:
 
 
 def _become_caller(user: User | None) -> dict[str, str]:
-    """Give this process the user, unless None, and the handlers of signals that the command must have; return its environment."""
+    """Become `user`, unless None, and set the signal handlers that the command must have. Return the command's environment."""
     environment = dict(os.environ)
     if user is not None:
         os.initgroups(user.name, user.group_id)
@@ -286,7 +290,7 @@ class StartedCommand:
 
     def release(self) -> None:
         """Let the command run. Raises IotwinError if it cannot be executed."""
-        with contextlib.suppress(BrokenPipeError):  # the child was killed, as its exit status will show
+        with contextlib.suppress(BrokenPipeError):  # the child was killed; its exit status will show this
             os.write(self._gate, b"\1")
         os.close(self._gate)
         self._gate = -1

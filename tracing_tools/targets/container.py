@@ -183,7 +183,7 @@ class ContainerTarget(RunningTarget):
 
     def has_ended(self) -> bool:
         """Return True if the exit status is known, or if the container's cgroup is gone and no status arrives within a limit."""
-        may_report = self._watch is not None and self._watch.may_report_status()  # read first: the status may arrive meanwhile
+        may_report = self._watch is not None and self._watch.may_report_status()  # first, as the status may arrive meanwhile
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         if self.exit_status is None and not self._cgroup.path.is_dir():

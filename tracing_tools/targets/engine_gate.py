@@ -17,7 +17,7 @@ from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
 _UNIX = "unix://"
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
-_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # mode 0700, since whoever reaches the engine can become root
+_PREFIX, _SOCKET, _MODE = "iotwin-engine-", "docker.sock", 0o700  # 0700: every user who reaches the engine can become root
 _CREATE = re.compile(rb"POST (?:/v[\d.]+)?/containers/create\?(\S*) HTTP/")
 _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? HTTP/")
 

@@ -179,13 +179,13 @@ class Tail:
 
     def forward(self, wait_s: float = 0) -> bool:
         """Copy new content while the stream accepts each page within `wait_s`. Return True if everything is copied."""
-        if self._log is None:  # opened only once, as later the user owns the trace, and root must not follow names in it
+        if self._log is None:  # opened only once: later, the user owns the trace, and root must not follow names in it
             try:
                 self._log = FileIO(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
             except FileNotFoundError:
                 return True
         size = os.fstat(self._log.fileno()).st_size
-        while size > self._position:  # and not up to a later size, since a job may print without end
+        while size > self._position:  # up to the present size only, since a job may print without end
             if not self._takes(wait_s):
                 return False
             content = os.pread(self._log.fileno(), min(_PAGE_BYTES, size - self._position), self._position)

@@ -31,7 +31,7 @@ from iotwin.tracing_tools.targets.container import (
 from iotwin.tracing_tools.targets.engine_gate import EngineGate, can_gate
 from iotwin.tracing_tools.targets.processes import process_tree, remove_tree, signal_tree
 
-_END_S = 2.0  # how long a launcher may take to notice its container's end, and then to end after SIGTERM
+_END_S = 2.0  # seconds that a launcher may take to notice its container's end, and then again to end after SIGTERM
 
 
 class LaunchedContainer(ContainerTarget):
@@ -261,7 +261,7 @@ def _name_of(client: Any, given: str) -> str | None:
 
 
 def _future_cgroup(container: Any, systemd: bool) -> tuple[Cgroup, bool]:
-    """Return (the cgroup that the engine will use for the created container, True if it had to be created).
+    """Return (the cgroup that the engine will use for the created container, True if this function created the cgroup).
 
     `systemd`: the engine lets systemd create its cgroups. Raises IotwinError if the container has ended already.
     """

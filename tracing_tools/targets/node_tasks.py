@@ -1,11 +1,12 @@
 """The tasks that a launcher (as srun) starts on one machine: one of them traces, and the others let it trace their commands.
 
-All tasks of a launch on a machine know the name of one abstract Unix socket, of which the kernel grants the name only once. Who
-gets the name listens there and traces. The name is free again when that process ends, however it ends. Each of the others
-connects, starts its command itself, with its own environment and streams, and holds it until the tracer follows it.
+All tasks of a launch on a machine know the name of one abstract Unix socket. The kernel grants this name to only one process at
+a time. The task that gets the name listens there and traces; it is the tracer. When the tracer ends, the name is free again.
+Each other task connects to the tracer. It starts its command itself, with its own environment and streams, and holds the command
+until the tracer follows it.
 
-Messages are JSON. A task sends `_Request` with its rank and its program, later with the pid of its command, and at last with the
-exit status. The tracer answers the first two by a `_Reply`. If the connection ends, the other side was killed.
+Messages are JSON. A task sends three `_Request`s: its rank and its program, then the pid of its command, and at last the exit
+status. The tracer answers the first two by a `_Reply`. If the connection ends, the other side was killed.
 """
 
 import contextlib
@@ -29,10 +30,10 @@ from iotwin.tracing_tools.targets.cgroup import JobCgroup
 from iotwin.tracing_tools.targets.command import CommandTarget
 from iotwin.tracing_tools.targets.processes import open_files, process_tree
 
-_MOST_BYTES = 1 << 16  # of a message
+_MOST_BYTES = 1 << 16  # most bytes of a message
 _CREDENTIALS = struct.Struct("iII")  # struct ucred of socket(7): pid, user id, group id
-ANSWER_S = 60.0  # how long a task waits for the tracer, which loads its probes meanwhile; then its command runs untraced
-_LATEST_TASK_S = 60.0  # how long the tracer waits for the tasks that the launcher announces
+ANSWER_S = 60.0  # seconds that a task waits while the tracer loads its probes; after that, its command runs untraced
+_LATEST_TASK_S = 60.0  # seconds that the tracer waits for the tasks that the launcher announces
 _RETRY_S = 0.005
 _BACKLOG = 1024  # tasks that may wait for the tracer to accept them
 
@@ -93,7 +94,7 @@ def listen(name: str) -> socket.socket | None:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Return True if the other side is a process of this process's user."""
+    """Return True if the process at the other end belongs to the user of this process."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1]) == os.geteuid()
 
@@ -139,7 +140,7 @@ class _Member:
 class NodeTarget(CommandTarget):
     """The command of the task that traces, and the commands of the other tasks of its machine.
 
-    It ends when all of these have ended, and all tasks have come that the launcher announced for this machine.
+    The target ends when all tasks that the launcher announced for this machine have connected, and all commands have ended.
     """
 
     def __init__(self, command: list[str], task: NodeTask, listener: socket.socket) -> None:
@@ -244,7 +245,7 @@ class NodeTarget(CommandTarget):
     def signal(self, number: int) -> None:
         """Send the signal to this task's command and its descendants only, since each task passes on its own signals.
 
-        Stop waiting for tasks that have not begun, since a launcher that ends a launch starts no more of its tasks.
+        After this, the target no longer waits for tasks that have not begun: a launcher that ends a launch starts no more tasks.
         """
         self._wait_until_s = 0.0
         if self.root_pid is not None and self.exit_status is None:
@@ -268,12 +269,12 @@ class NodeTarget(CommandTarget):
 
 
 def logs_prefix(rank: int) -> str:
-    """Return what the names of the logs of the task `rank` begin with (see trace_store.logs.mllog.rank_of_log)."""
+    """Return the prefix of the names of the logs of the task `rank` (see trace_store.logs.mllog.rank_of_log)."""
     return f"rank-{rank}."
 
 
 class NodeTracer(Backend):
-    """The tracer of this machine, in another process, by the methods of a backend that a joining command needs."""
+    """The tracer of this machine, which is another process. It has the methods of a backend that a joining command needs."""
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self._connection, self._rank = connection, rank
@@ -282,7 +283,7 @@ class NodeTracer(Backend):
 
     @classmethod
     def find(cls, name: str, rank: int) -> "NodeTracer | None":
-        """Return the tracer that listens under the socket's name; None if none does, or a process of another user."""
+        """Return the tracer that listens under the socket's name; None if no process listens, or if it is another user's."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(ANSWER_S)
         try:

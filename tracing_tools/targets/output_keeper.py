@@ -26,7 +26,7 @@ REPLY = struct.Struct("<cQQ")
 
 FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of lines with the namespace iotwin.common.mllog.FOR_TRACERS
 
-_CHUNK_BYTES = 1 << 20  # bytes to read at once: as many as a pipe can hold
+_CHUNK_BYTES = 1 << 20  # bytes to read at once: the most that a pipe can hold
 _REST_MS = 10  # pause between reads of a pipe with little output, so that one read serves many prints
 _BUSY_BYTES = 1 << 16
 _HELD_BYTES = 64 << 20  # most output to buffer for a terminal that does not read; then the job blocks, as without a tracer

@@ -13,7 +13,7 @@ from iotwin.tracing_tools.targets.cgroup_mounts import cgroup2_mount
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")  # in the cgroup's path of docker, podman, containerd, Kubernetes
 _DELETED = b" (deleted)"
-_STOP_S = 1.0  # how long a process may take to stop; one that waits in the kernel does not stop, but starts no process either
+_STOP_S = 1.0  # seconds that a process may take to stop. One that waits in the kernel does not stop, but starts no process
 _BEFORE = 0  # time of all records about what happened before the trace began
 
 

@@ -203,8 +203,8 @@ class _OwnMemory:
     """The peak memory of the tasks in a memory cgroup, plus the memory that the kernel uses for them.
 
     The kernel's memory includes data about cached pages (buffer heads, 2.6 % of the pages). To exclude these data, the smallest
-    value of the kernel's memory counts that was read while the tasks used about their peak. Only readings with the most
-    processes count, since each has page tables and stacks: a job may reach its peak before it starts loaders.
+    value of the kernel's memory is taken that was read while the tasks used about their peak. Only readings with the largest
+    number of processes are used, since each has page tables and stacks: a job may reach its peak before it starts loaders.
     """
 
     def __init__(self) -> None:

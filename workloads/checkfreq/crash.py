@@ -120,7 +120,7 @@ def _one_kill(store: Path, call: int, behind: bool, shared: mmap.mmap) -> str:
 
 
 def _die_at(call: int, behind: bool, report: int) -> None:
-    """Make this process kill itself at its call number `call`, from 0, among the functions of `os` that change files.
+    """Make this process kill itself at call number `call`, counted from 0, of the functions of `os` that change files.
 
     If `behind`, the process dies after the call, else before it. It first writes the function's name to the descriptor `report`.
     """
@@ -212,7 +212,7 @@ UNSAFE: dict[str, Callable[[], Iterator[bytes]]] = {"overwrite": _overwritten, "
 
 
 def _judge(states: Callable[[], Iterator[bytes]]) -> dict[str, int]:
-    """Return how many of the file contents that `states` yields there are, and how many of them do not load correctly."""
+    """Return the number of file contents that `states` yields, and how many of them do not load correctly."""
     count = unloadable = 0
     for content in states():
         count += 1

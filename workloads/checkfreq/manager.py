@@ -149,8 +149,8 @@ class CFManager:
     def settle_before_update(self) -> None:
         """Make the next weight update wait until a snapshot buffer is free.
 
-        Call it before the last weight update before a checkpoint. Otherwise the checkpoint itself would wait as long. With one
-        checkpoint in flight, the newest durable one is then always less than two intervals old.
+        Call this method before the last weight update that precedes a checkpoint. Otherwise the checkpoint itself waits as long.
+        With one checkpoint in flight, the newest durable checkpoint is then always less than two intervals old.
         """
         self._settling = True
 

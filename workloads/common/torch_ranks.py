@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from iotwin.common.errors import IotwinError
 from iotwin.common.ranks import from_environment, launched_by_torchrun
 
-# If one of gloo's threads released a sum last, it would wait for the interpreter lock, and abort a process that is ending.
+# The last reference to a sum must not be one of gloo's threads: that thread would wait for the interpreter lock, and abort a
+# process that is ending.
 _last_sum: deque[Any] = deque(maxlen=1)
 
 
@@ -80,8 +81,8 @@ def _check_port(port: int) -> None:
 def never_destroy(kept: object) -> None:
     """Keep an object alive for ever. The destruction of a process group can be a deadlock at the end of a job (torch 2.13).
 
-    Its destructor holds the interpreter lock while it waits for gloo's threads. One of these may need the lock to free the tensor
-    of the last sum. Because of this, a few of a hundred ranks never ended.
+    The group's destructor holds the interpreter lock while it waits for gloo's threads. One of these threads may need the lock to
+    free the tensor of the last sum. Because of this, a few of a hundred ranks never ended.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 

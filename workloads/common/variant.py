@@ -96,7 +96,7 @@ class SleptSteps:
     """Sleeps instead of computing, for one rank. The time of each step is drawn from a distribution."""
 
     _STRATA = (
-        64  # any 64 steps draw one time from each 64th of the distribution, so that even short runs take about the mean time
+        64  # each 64 steps draw one time from each 64th of the distribution, so even short runs take about the mean per step
     )
 
     def __init__(self, duration: Duration, seed: int, rank: int) -> None:

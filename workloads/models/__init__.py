@@ -12,7 +12,7 @@ IMAGE_SIDE = {"paper": 224, "tiny": 32}  # height and width of an image, in pixe
 _CLASSES = {"paper": 1000, "tiny": 10}
 # Networks for the images of CIFAR-10, of 32 by 32 pixels and 10 classes.
 _OF_CIFAR = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110", "resnet1202", "densenet100")
-# Published height and width of an image, and published number of classes, where they differ from the other networks'.
+# Published height and width of an image, and published number of classes, of networks that differ from the others.
 _PUBLISHED_SIDE = {**dict.fromkeys(_OF_CIFAR, 32), "inception_v3": 299, "inception_v4": 299}
 _PUBLISHED_CLASSES = {**dict.fromkeys(_OF_CIFAR, 10), "inception_v4": 1001}
 IMAGE_CLASSIFIERS = (

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Built(NamedTuple):
-    """A module, a function `make_inputs(batch_size)` of random inputs, and a `loss(module, *inputs)` that is a scalar tensor."""
+    """A module, a function `make_inputs(batch_size)` of random inputs, and a `loss(module, *inputs)` that returns a scalar."""
 
     module: nn.Module
     make_inputs: Callable[[int], tuple[Tensor, ...]]

@@ -18,7 +18,7 @@ def mlp() -> Built:
 
 
 def mlp4() -> Built:
-    """Return four fully connected layers, each followed by dropout, which a pipeline of up to four stages can train."""
+    """Return four fully connected layers, each followed by dropout. A pipeline of up to four stages can train this model."""
     layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1)) for _ in range(4)]
     return Built(nn.Sequential(*layers), _vectors, lambda model, x, y: functional.cross_entropy(model(x), y))
 
@@ -42,7 +42,7 @@ def skip4() -> Built:
 
 
 class _Tied(nn.Module):
-    """Three layers between an embedding and a last layer, which share their weights."""
+    """Three layers between an embedding and a last layer. The embedding and the last layer share their weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from iotwin.workloads.models.recurrent import words_and_next
 
 
 class _TransformerLayer(nn.Module):
-    """A layer that normalises its inputs first. If `longest` is given, words of at most so many see only earlier ones."""
+    """A layer that normalises its inputs first. If `longest` (most words) is given, each word sees only earlier ones."""
 
     def __init__(self, width: int, heads: int, longest: int | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A U-Net (Ronneberger et al. 2015) that enlarges its images by interpolation. It marks the pixels of one class."""
+"""A U-Net (Ronneberger et al. 2015) that enlarges features by interpolation, and marks the pixels of one class."""
 
 from itertools import pairwise
 

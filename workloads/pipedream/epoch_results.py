@@ -20,8 +20,8 @@ _SECONDS = re.compile(rf"Epoch (\d+): {_NUMBER} seconds")
 def epoch_results(logs: Iterable[Path]) -> list[dict[str, Any]]:
     """Return {"epoch", "hours", "top1", "top5", "loss", "epoch_hours"} of each epoch, in order.
 
-    `hours` is the time since the start of the first epoch in the logs, without evaluations; `loss` is that of the evaluation, of
-    which only the last stage prints lines. A value is None if no log has it. If several logs have it, the first one counts.
+    `hours` is the time since the start of the first epoch in the logs, without evaluations. `loss` is that of the evaluation,
+    whose lines only the last stage prints. A value is None if no log has it. If several logs have it, the first log counts.
     Raises IotwinError if a log cannot be read, or if none has an epoch.
     """
     paths = list(logs)

@@ -121,7 +121,7 @@ class Frequency:
     def _least(self) -> int:
         """Return the least interval in steps.
 
-        At a shorter one, too many checkpoints would be in flight, or they would cost more than the work that failures lose.
+        At a shorter interval, too many checkpoints would be in flight, or they would cost more than the work that failures lose.
         """
         apart = math.ceil(median(self._writes) / (self._in_flight * self._step_s))
         return max(1, apart, self._by_mtbf)
@@ -149,7 +149,7 @@ class MeasuredPolicy(Policy):
         super().__init__(listed=listed)
         self.frequency = frequency
         self._step: int | None = None  # the step under way
-        self._began_s = self._stall_s = 0.0  # when it began, and what its checkpoint took
+        self._began_s = self._stall_s = 0.0  # start of that step, and seconds of its checkpoint
         self._took_checkpoint = False
 
     def saved(self, seconds: float, now: float) -> None:

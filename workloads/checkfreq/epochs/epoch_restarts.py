@@ -158,7 +158,11 @@ class Epochs:
         return fetching
 
     def _pass_over(self, fetching: Iterator[Any], taken: int, state: State) -> None:
-        """Read `taken` batches and drop them. Raises IotwinError if the last one differs from the interrupted job's."""
+        """Read the first `taken` batches of the interrupted epoch from `fetching`, and drop them.
+
+        `state`: the epoch's state in the checkpoint. Before the last of these batches, the random generators get its states.
+        Raises IotwinError if the loader ends before that batch, or if its digest is not the one in `state`.
+        """
         note(f"the epoch begins again: {counted(taken, 'batch')} read again and dropped")
         missing = object()
         for _ in range(taken - 1):

@@ -19,7 +19,7 @@ _ADDERS = ("append", "add", "insert", "dict")  # calls that put their arguments 
 class ReachingNames:
     """The names whose call may lead to a sink: names of sinks, of functions that mention a sink's name, and so on.
 
-    A function that is passed on has other names too: the parameters and variables that get it. There may be more names than needed.
+    A function that is passed on has other names too: the parameters and variables that get it. It may add too many names.
     A parameter or local variable is written `=NAME@N`, where N stands for its function: functions use the same names for
     different values. An attribute is written `.NAME`, a returned value `NAME()`. The items of all containers
     have one name, so that too many functions may lead to a sink, but none is missed.

@@ -33,9 +33,13 @@ def read_events(path: Path) -> list[StepEvent]:
 def first_differing_event(step: int, reference: list[StepEvent], found: list[StepEvent]) -> StepDifference | None:
     """Return what differs first in the records of one step, None if no value differs.
 
-    An operation that only one run did is a difference in three cases: it changes a tensor with a name, the next value differs, or
-    it draws random numbers and the generators differ after the step. Otherwise it is ignored, since a resumed run may create a
-    constant again.
+    An operation that only one run did is a difference in three cases:
+
+    * it changes a tensor with a name,
+    * the next value differs, or
+    * it draws random numbers, and the generators differ after the step.
+
+    Otherwise it is ignored, since a resumed run may create a constant again.
     """
     generators = [{event.name: event.sha256 for event in events if event.what == "rng"} for events in (reference, found)]
     differing = list(_differing(reference, found, draws_count=generators[0] != generators[1]))

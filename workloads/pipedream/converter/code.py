@@ -156,7 +156,7 @@ def _import(name: str, value: Any) -> str:
 
 
 def _layer_code(layer: nn.Module, name: str) -> str:
-    """Return an expression that makes a layer, whose weights are new until others are loaded."""
+    """Return an expression that makes a layer with new weights. The code loads the model's weights afterwards."""
     if isinstance(layer, Lender):
         shape = tuple(layer.weight.shape)
         return f"Lender(torch.nn.Parameter(torch.empty({shape!r})))"

@@ -16,7 +16,7 @@ _NAMES = {
 
 
 class _LayerTracer(fx.Tracer):
-    """Records layers of torch.nn as one call each, and also modules that own parameters or buffers, such as an attention."""
+    """Records one call for each layer of torch.nn, and for other modules that own parameters or buffers, such as an attention."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         own = any(True for _ in m.parameters(recurse=False)) or any(True for _ in m.buffers(recurse=False))
@@ -55,7 +55,7 @@ def description(node: fx.Node, traced: fx.GraphModule) -> str:
 
 
 def is_item(node: fx.Node) -> bool:
-    """Return True if a call only takes an item, of constant index, of what another call returns."""
+    """Return True if a call only takes the item at a constant index from the result of another call."""
     return node.target is operator.getitem and not _has_node(node.args[1])
 
 

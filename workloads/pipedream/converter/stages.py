@@ -34,7 +34,7 @@ class SplitModel:
     output: str
 
     def producer(self, tensor: str) -> int:
-        """Return the stage that sends a tensor. Stage 0 reads the data, so that it also sends the model's inputs."""
+        """Return the stage that sends a tensor. Stage 0 also sends the model's inputs, since it reads the data."""
         return next((index for index, stage in enumerate(self.stages) if tensor in stage.outputs), 0)
 
     def consumers(self, tensor: str) -> list[int]:
@@ -116,7 +116,7 @@ def split(model: nn.Module, stage_of: Sequence[int]) -> SplitModel:
                     f"{node.name} of stage {stages[node]} reads {before.name} of stage {stages[before]}; "
                     "a stage reads earlier stages only"
                 )
-        if is_item(node) and node.args[0] in stages:  # a tuple does not cross
+        if is_item(node) and node.args[0] in stages:  # only items of a tuple cross between stages, not the tuple
             stages[node] = stages[node.args[0]]
     only_tensors_cross(traced, stages)
     parent = split_module(traced, model, stages.__getitem__)

@@ -45,7 +45,7 @@ class Borrower(nn.Module):
         self.names = names
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Return what the layer returns for the arguments after the parameters."""
+        """Call the layer with the received parameters and the arguments after them, and return its result."""
         own, count = self.layer._parameters, len(self.names)
         own.update(zip(self.names, arguments, strict=False))
         try:
@@ -55,7 +55,7 @@ class Borrower(nn.Module):
 
 
 def only_tensors_cross(traced: fx.GraphModule, stages: dict[fx.Node, int]) -> None:
-    """Rewrite a traced model whose calls have the given stages, to which new calls are added.
+    """Rewrite a traced model. `stages`: the stage of each of its calls; gets those of new calls, too.
 
     Raises UsageError if stages share a parameter that cannot be received, such as one of an LSTM, or buffers.
     """
@@ -150,7 +150,7 @@ def _box(traced: fx.GraphModule, stages: dict[fx.Node, int]) -> None:
 
 
 def _is_number(node: fx.Node, numbers: set[fx.Node]) -> bool:
-    """Return True if a call returns a number or several, not a tensor: a size, or what operators make of sizes."""
+    """Return True if a call returns one or more numbers instead of a tensor: a size, or the result of operators on sizes."""
     if node.op == "call_method":
         return node.target in _SIZES
     if node.op != "call_function":

@@ -18,7 +18,7 @@ def stage_file(folder: Path, stage: int) -> Path:
 
 
 def full_names(model: nn.Module, stage: nn.Module) -> dict[str, str]:
-    """Map the names of a stage's parameters and buffers to those of the whole model, which share their tensors."""
+    """Map the names of a stage's parameters and buffers to the names in the whole model. Stage and model share the tensors."""
     known: dict[int, str] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         known.setdefault(id(tensor), name)

@@ -17,8 +17,8 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 class Converted:
     """The result of a conversion: a graph for each of the `stages`, and more.
 
-    `modules` are documents ``{"name", "inputs", "outputs", "nodes", "kinds"}``, that of the loss without the last two. `confs`
-    maps "dp", "mp" and "hybrid" to a conf.json of PipeDream.
+    `modules` are documents ``{"name", "inputs", "outputs", "nodes", "kinds"}``; the loss's has no nodes and kinds. `confs` maps
+    "dp", "mp" and "hybrid" to a conf.json of PipeDream.
     """
 
     modules: list[dict[str, Any]]

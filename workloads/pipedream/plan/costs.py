@@ -42,8 +42,8 @@ class CostOptions:
     """The machines and constraints for a plan.
 
     * `levels` begin with the innermost. `memory_bytes` is the limit per worker, None without a limit.
-    * By default a plan uses fewer workers than given if it is then faster. `exact_workers` makes it use all, `fewest_workers` as
-      few as possible without becoming slower.
+    * By default, a plan uses fewer workers than given only if it is then faster. With `exact_workers` it uses all of them. With
+      `fewest_workers` it uses the fewest with which it is as fast.
     * `straight` allows one replica per stage. `compression` is the ratio by which activations are compressed for transfers.
     """
 

@@ -36,7 +36,7 @@ _CHOICES = {
 }
 _POSITIVE = ("batch_size", "epochs", "print_frequency")
 _LOCAL = ("localhost", "127.0.0.1")
-CONTAINER_NAME = "--name"  # docker's option before the name by which a container is ended
+CONTAINER_NAME = "--name"  # docker's option for a container's name, by which the container is ended
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Driver:
         return read_plan(self.conf) if self.conf else None
 
     def processes(self, launch: "Launch") -> list[tuple[str, list[int]]]:
-        """Return the host and the ranks of each process that starts ranks: a rank each, or a container for all of a host."""
+        """Return (host, ranks) of each process to start. A process is one rank, or a container with all ranks of a host."""
         if launch.single_container and not launch.local:
             hosts = dict.fromkeys(host for host, _ in self.machines)
             return [(host, _ranks_on(self, host)) for host in hosts]
@@ -99,7 +99,7 @@ def read_driver(path: Path, models: Path | None = None) -> Driver:
 
 
 def _meant(key: str, value: Any) -> Any:
-    """Return `value`; but for a boolean `key`, turn words like yes and off, as YAML 1.1 does, into the bool that they mean."""
+    """Return `value`. If `key` is boolean, words like yes and off are converted to the bool that they mean in YAML 1.1."""
     return TRUTHS.get(value.lower(), value) if isinstance(value, str) and bool in _TYPES.get(key, ()) else value
 
 
@@ -248,7 +248,7 @@ def _program(driver: Driver, launch: Launch, ranks: list[int]) -> list[str]:
     program = [python, "-m", "iotwin.workloads.pipedream", "--module", keys["module"], "--data-dir", keys["data_dir"],
                "--distributed-backend", keys["distributed_backend"], "--master-addr", master,
                "--checkpoint-dir", f"{launch.directory}", *ends]  # fmt: skip
-    if "config_file" in keys:  # the copy in the run's folder, which all hosts see
+    if "config_file" in keys:  # the copy in the run's folder, which all hosts share
         program += ["--config-path", str(launch.directory / Path(keys["config_file"]).name)]
     options = {"batch_size": "--batch-size", "learning_rate": "--lr", "weight_decay": "--wd",
                "learning_rate_policy": "--lr-policy", "epochs": "--epochs", "print_frequency": "--print-freq",

@@ -68,7 +68,7 @@ class Cycle(UsageError):
 
 @dataclass(frozen=True)
 class ExchangeCost:
-    """The processor time in which a rank sends a message and receives one of the same size. `latency_s` is that of tiny ones."""
+    """The processor time in which a rank sends a message and receives one of the same size. `latency_s`: for tiny messages."""
 
     latency_s: float
     bytes_per_s: float

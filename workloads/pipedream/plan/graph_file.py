@@ -6,8 +6,8 @@
 Times are milliseconds per minibatch, sizes bytes. An activation size may be a list, ``[1.0; 2.0]``, whose sum counts.
 The nodes of an optimised graph end in `` -- stage_id=K``.
 
-What PipeDream's format has no place for is in a second file, graph.measured.json: the milliseconds of each layer's update, and the
-cost of an exchange between two ranks.
+A second file, graph.measured.json, holds what PipeDream's format lacks: the milliseconds of each layer's update, and the cost of
+an exchange between two ranks.
 """  # noqa: E501
 
 import hashlib
@@ -180,5 +180,5 @@ def write_graph(graph: LayerGraph, path: Path) -> None:
     text = format_graph(graph)
     write_whole(path, text.encode())
     updates, second = {node.id: node.update_ms for node in graph.nodes if node.update_ms}, path.with_suffix(_MEASURED)
-    if updates or graph.exchange or second.is_file():  # else a file of another graph would stay
+    if updates or graph.exchange or second.is_file():  # else the second file of another graph would remain
         write_json(second, msgspec.to_builtins(_Measured(_sha256(text), updates, graph.exchange)))

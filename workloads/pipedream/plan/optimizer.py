@@ -54,7 +54,7 @@ class _Search:
     def __init__(self, points: Points, options: CostOptions, stages: Array | None = None) -> None:
         self.points, self.options, self.costs = points, options, Costs(options)
         # A matrix per level: entry [i, j] is the seconds in which one unit of the level computes a stage from point i to j.
-        # For the innermost level, None means that these are `points.busy_s`.
+        # None for the innermost level: its seconds are `points.busy_s`.
         self.inner: list[Array | None] = [stages]
         self._matrices: dict[tuple[int, int, bool], Array] = {}
 

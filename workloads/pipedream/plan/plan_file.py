@@ -163,7 +163,7 @@ def _layers(path: Path, stage_of: list[int]) -> dict[int, tuple[tuple[str, ...],
 
 
 def _modules(conf: _ConfFile) -> list[int]:
-    """Return the stage of each module of the model. The last entry of a conf.json is the stage of the loss, if others remain."""
+    """Return the stage of each module of the model. The last entry of a conf.json is for the loss, unless it is the only one."""
     modules = conf.module_to_stage_map
     return modules[:-1] if set(modules[:-1]) == set(modules) else modules
 

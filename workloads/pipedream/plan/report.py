@@ -17,7 +17,7 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 _MOST_UNFOLDED = 600
 # The exact search tries all pairs of states. With several levels of machines, it takes at most this many states.
 _MOST_OF_LEVELS = 2_000
-# With one level, at most this many states go to the exact search unselected. If there are more, only the useful ones do.
+# With one level, the exact search gets all states if there are at most this many. Otherwise it gets only the useful ones.
 _MOST_PAIRS = 500
 _MOST_USEFUL = 4_000_000  # most states of a graph from which useful ones are selected; their selection takes 1 GiB
 # The same limit on states times pairs (units, replicas); this selection takes minutes.
@@ -116,7 +116,7 @@ def _among_useful(graph: LayerGraph, options: CostOptions, sample: _Found) -> _F
             return sample
     useful, limit_s = useful_states(runs, options, sample.best.seconds)
     closures = [sum(members[run] for run in bits(each)) for each in useful]
-    if not closures:  # no other plan is as fast as the sample's
+    if not closures:  # no plan is faster than the sample's
         return replace(sample, complete=runs is graph)
     points = points_of(graph, states_from(graph, closures))
     best = solve(points, options)

@@ -1,4 +1,4 @@
-"""Draws a profile: bars of the times and bytes of the layers, in their order, and the distribution of each over the layers."""
+"""Draws a profile: bars of the times and bytes of the layers, in their order, and the distributions of times and bytes."""
 
 from pathlib import Path
 

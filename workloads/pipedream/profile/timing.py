@@ -20,7 +20,7 @@ from iotwin.workloads.pipedream.converter.layers import value_of
 from iotwin.workloads.pipedream.runtime.weights import SgdVersions
 
 Criterion = Callable[[Tensor], Tensor]  # the model's output -> a scalar
-# Called with a call of the model, its outputs and their gradients, both by the index of the output.
+# Arguments: a call of the model, the call's outputs, and their gradients; both by the index of the output.
 Observe = Callable[[fx.Node, dict[int, Tensor], dict[int, Tensor]], None]
 
 
@@ -37,7 +37,7 @@ class LayerTimes:
 
 @dataclass
 class _Computed:
-    """What a call has computed: its result, the inputs cut off for it, each with its producer and index, and its parameters."""
+    """What a call has computed: its result, its detached inputs, each with its producer and index, and its parameters."""
 
     result: Any
     inputs: list[tuple[fx.Node, int, Tensor]]
@@ -47,8 +47,8 @@ class _Computed:
 class LayerTimer:
     """Times the calls of a traced model on a device, "cpu" or "cuda".
 
-    `times` has the times of each call. A parameter that several calls use counts as one of the first of them. `observe`, if set,
-    gets the results of each call before its backward pass.
+    `times` has the times of each call. If several calls use a parameter, it belongs to the first one. `observe`, if set, gets the
+    results of each call before its backward pass.
     """
 
     observe: Observe | None = None
@@ -152,7 +152,7 @@ class LayerTimer:
                 self._due[node].append((weight, gradient))
 
     def _update(self) -> None:
-        """Make the next version of all weights, which nobody uses, as training does after a backward pass."""
+        """Make the next version of all weights, as training does after a backward pass. The new version is not used."""
         with torch.no_grad():
             for node, updated in self._due.items():
                 with self._timed(self.times[node].update_s):

@@ -25,7 +25,7 @@ class Beam:
     def score(self, log_probability: float, words: int, attention: Tensor) -> float:
         """Return the score of a translation of `words` words.
 
-        `attention`: by source word, the sum of the attention that they paid it.
+        `attention`: for each source word, the sum of the attention that the translation's words pay to it.
         """
         length = ((self.length_constant + words) / (self.length_constant + 1)) ** self.length_factor
         coverage = float(attention.clamp(1e-30, 1.0).log().sum())

@@ -17,14 +17,14 @@ from iotwin.workloads.pipedream.runtime.beam_search import BEGIN, END, UNKNOWN, 
 from iotwin.workloads.pipedream.runtime.merge import manifest_of, whole_model
 
 _MOST_LINE_BYTES = 1 << 16
-_PIECE = "@@ "  # end of a piece of a word that the next piece continues
+_PIECE = "@@ "  # end of a piece of a word, if another piece of this word follows
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The files of an evaluation: sentences, their right translations, and the model's words; without these, lines hold numbers.
+    """The files of an evaluation: sentences, correct translations, and the model's words. Without words, lines hold numbers.
 
-    `output` is a folder for the translations of each checkpoint, None if they are not kept.
+    `output` is a folder for the translations of each checkpoint; None if they are not saved.
     """
 
     source: Path
@@ -36,8 +36,9 @@ class Texts:
 def bleu(paths: Sequence[Path], texts: Texts, beam: Beam) -> list[dict[str, Any]]:
     """Return {"epoch", "minibatches", "bleu", "checkpoint"} of each checkpoint, in the order of training.
 
-    `paths` are checkpoints, or stores, of which all checkpoints are taken. Raises UsageError without sacrebleu, and IotwinError
-    if a file cannot be read, if the texts have different numbers of lines, or if a checkpoint's model does not translate.
+    `paths` are checkpoints, or stores, which stand for all of their checkpoints. Raises UsageError if sacrebleu is missing.
+    Raises IotwinError if a file cannot be read, if the texts differ in their number of lines, or if a checkpoint's model does
+    not translate.
     """
     try:
         from sacrebleu import corpus_bleu

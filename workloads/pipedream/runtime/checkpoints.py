@@ -24,11 +24,11 @@ from iotwin.workloads.policies.pipeline import CHECKPOINTS_KEPT
 from iotwin.workloads.state.keeper import code_sha256
 from iotwin.workloads.state.torch_state import TORCH
 
-FOLDER = "checkpoint"  # below --checkpoint_dir; --resume DIR/checkpoint, the prefix of the original's files, thus names the store
+FOLDER = "checkpoint"  # below --checkpoint_dir; the original's --resume DIR/checkpoint thus names the store
 
 
 class PipelineProgress(NamedTuple):
-    """How far the training is. `trained` counts minibatches, `best_prec1` is in per cent."""
+    """How far the training has come. `trained` counts minibatches; `best_prec1` is in per cent."""
 
     position: Position
     trained: int
@@ -71,7 +71,7 @@ class StageState:
 
 
 class StageCheckpoints:
-    """The store of a pipeline's checkpoints, seen from the first replica of a stage. `with` locks it.
+    """The store of a pipeline's checkpoints, as the first replica (leader) of a stage uses it. A `with` block locks the store.
 
     `job` identifies the training: a checkpoint whose manifest has other values is refused.
     """
@@ -81,7 +81,7 @@ class StageCheckpoints:
         self.store = Store(directory, Retention(CHECKPOINTS_KEPT), leader)
 
     def save(self, state: StageState, progress: PipelineProgress, reason: str) -> Path:
-        """Write a checkpoint together with the other leaders, who must all call this method. Return its folder."""
+        """Write a checkpoint together with the leaders of all stages, who must all call this method. Return its folder."""
         tensors, values = TORCH.flatten(state.state_dict())
         position = progress.position
         manifest = CheckpointManifest(

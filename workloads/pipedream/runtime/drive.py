@@ -1,4 +1,4 @@
-"""Starts the ranks of a driver file, supervises them, and ends them by what was recorded at their start.
+"""Starts the ranks of a driver file, supervises them, and ends them by a record of their processes.
 
 A run's folder contains PipeDream's files: a copy of the driver file and of the conf.json, git_info.log, command_history.log,
 machinefile (the hosts) and output.log.RANK. launch.json records each process.
@@ -28,7 +28,7 @@ from iotwin.workloads.pipedream.plan.driver_file import CONTAINER_NAME, Driver, 
 from iotwin.workloads.pipedream.plan.plan_file import MODULES, read_converted
 from iotwin.workloads.policies.pipeline import PipelinePlan
 
-_GRACE_S = 2.0  # ranks have no handler of SIGTERM, so that they end at once
+_GRACE_S = 2.0  # enough, since ranks have no handler of SIGTERM and end at once
 _SSH_LIMIT_S = 30.0
 _MOST_BYTES = 1 << 20
 MACHINEFILE = "machinefile"
@@ -134,9 +134,9 @@ class _Record(msgspec.Struct):
 
 
 def terminate(machinefile: Path) -> dict[str, Any]:
-    """End the processes and containers of the run whose folder contains `machinefile`, by what was recorded at their start.
+    """End the recorded processes and containers of the run whose folder contains `machinefile`.
 
-    A recorded pid that belongs to another command by now is left alone. Return the pids and containers that were ended.
+    If a recorded pid now belongs to another command, it is left alone. Return the pids and containers that were ended.
     Raises IotwinError if the record is missing.
     """
     path = machinefile.parent / RECORD
@@ -168,7 +168,7 @@ def _runs(process: _Process) -> bool:
 
 
 def _remove_containers(found: list[list[str]]) -> list[str]:
-    """Remove the containers that `found` started, also on other hosts: the end of an ssh or docker client does not end them."""
+    """Remove the containers that the commands `found` started, also on other hosts. They outlive their ssh or docker client."""
     removed = []
     for command in found:
         docker = shlex.split(command[-1]) if command[0] == "ssh" else command

@@ -1,4 +1,4 @@
-"""Trains one rank of a pipeline: forward and backward passes in the order of the plan, each with the version it names."""
+"""Trains one rank of a pipeline: forward and backward passes in the order of the plan, with the versions that it requires."""
 
 import time
 from collections import Counter, deque
@@ -26,7 +26,7 @@ TARGET = "target"  # name of the i-th target's tensor, before i
 
 @dataclass(frozen=True)
 class Training:
-    """What all ranks of a pipeline agree on. `targets` is the number of tensors that the loss needs besides the model's output.
+    """The settings that all ranks of a pipeline share. `targets`: how many tensors the loss needs besides the model's output.
 
     With `vertical_sync`, all stages use the version that stage 0 used. With `recompute`, the backward pass repeats the forward
     pass, so that activations need no memory between the two.
@@ -64,10 +64,10 @@ class Training:
 def training_of(
     built: Built, plan: PipelinePlan, modules: Sequence[int], seed: int = 0, recompute: bool = False, vertical_sync: bool = False
 ) -> Training:
-    """Return the training of a model. If the plan's stages have nodes, these are split; otherwise equal parts of the model.
+    """Return the training of a model. If the plan's stages have layers (`nodes`), each stage gets these.
 
-    There are as many equal parts as `modules` has stages: the stage of each part. Raises UsageError if the plan is of another
-    model, if the model has too few layers, or if a stage would need the output of a later one.
+    Otherwise, the model is divided into as many equal parts as `modules` has entries. An entry is the stage of a part. Raises
+    UsageError if the plan is of another model, if the model has too few layers, or if a stage needs a later one's output.
     """
     if any(stage.nodes for stage in plan.stages):
         if (stage_of := planned_split(built.module, plan)) is None:
@@ -171,17 +171,17 @@ class StageRank:
             done += 1
             if done == len(updates) or updates[done] != update:
                 self._update(update, sizes[update])
-        for update in range(updates[-1] + 1 if updates else 0, len(sizes)):  # other replicas have a minibatch more
+        for update in range(updates[-1] + 1 if updates else 0, len(sizes)):  # updates of other replicas' minibatches only
             self._update(update, sizes[update])
         self._links.settle()
         self.trained += minibatches
 
     def _expect(self, kind: str, minibatch: int) -> None:
-        """Let the inputs of the next pass arrive while this rank computes the present one, after its own inputs."""
+        """Let the inputs of a pass arrive while this rank computes the pass before it."""
         if kind == "F":
             for edge, sender in self._to_me.values():
                 self._links.expect(self._peer(sender, minibatch), minibatch, edge)
-        elif minibatch in self._flying:  # else its forward pass, which decides which gradients will arrive, comes first
+        elif minibatch in self._flying:  # else its forward pass comes first, which determines the gradients that will arrive
             for edge, name, to in self._from_me:
                 if name in self._flying[minibatch].differentiable:
                     self._links.expect(self._peer(to, minibatch), minibatch, edge, backward=True)
@@ -323,7 +323,7 @@ class StageRank:
             self._sums = [total.add_(gradient) for total, gradient in zip(self._sums, gradients, strict=True)]
 
     def _update(self, update: int, minibatches: int) -> None:
-        """Average the gradients of an update over its minibatches, those of other replicas too, and make the next version."""
+        """Average the gradients of an update over its minibatches, with those of other replicas, and make the next version."""
         sums = self._sums
         self._sums = None
         if sums is None:
@@ -349,7 +349,7 @@ class StageRank:
         return f"{links.sent_bytes} bytes sent, {links.received_bytes} received, weight versions {min(versions)}-{max(versions)}"
 
     def _newest_is_done(self) -> bool:
-        """Return True if no minibatch in flight or to come uses the newest version, so that the next one may overwrite it."""
+        """Return True if no later or unfinished minibatch uses the newest version, so that the next version may overwrite it."""
         newest = self.weights.newest
         used = any(each.version == newest for each in self._flying.values())
         return not used and not (self._awaited and self._awaited[0] <= newest)

@@ -1,7 +1,7 @@
 """Sends tensors between the ranks of a pipeline. A header with the shape precedes each tensor, so that batch sizes may differ.
 
-gloo transfers a tensor only after the receiver has asked for it. Therefore a thread receives the input of the next pass while a
-rank computes, as in PipeDream's runtime.
+gloo transfers a tensor only after the receiver has called its receive function. Therefore a thread receives the input of the next
+pass while a rank computes, as in PipeDream's runtime.
 """
 
 import threading
@@ -24,7 +24,7 @@ _MOST_IN_FLIGHT = 1 << 12  # most minibatches in flight, after which tags are us
 
 
 class Links:
-    """The channels between this rank and all others. `edge` is the index of a tensor's way from one stage to another.
+    """The channels between this rank and all others. `edge` is the index of a (tensor, sending stage, receiving stage).
 
     Sending returns at once. `settle` waits until all that was sent has been received. Raises IotwinError if the other rank ended.
     `sent_bytes` and `received_bytes` count the contents of tensors.
@@ -53,7 +53,7 @@ class Links:
                 self._sent.append((distributed.isend(content, rank, tag=tag + part), content, rank))
 
     def expect(self, rank: int, minibatch: int, edge: int, backward: bool = False) -> None:
-        """Let a thread receive a tensor from `rank`, for which `receive` will ask. Tensors arrive in the order of these calls."""
+        """Let a thread receive a tensor from `rank`, which `receive` will return. Tensors arrive in the order of these calls."""
         if self._asked is None:
             self._asked = SimpleQueue()
             threading.Thread(target=self._receive_expected, args=(self._asked,), name="receiver", daemon=True).start()
@@ -103,7 +103,7 @@ def _received(rank: int, tag: int) -> Tensor:
 
 @contextmanager
 def _naming(rank: int) -> Iterator[None]:
-    """Raise IotwinError that names the other rank if the connection to it breaks."""
+    """Within the block, raise IotwinError that names the other rank if the connection to it breaks."""
     try:
         yield
     except RuntimeError as error:

@@ -25,7 +25,7 @@ from iotwin.workloads.pipedream.runtime.engine import Load
 from iotwin.workloads.pipedream.runtime.options import PipeDreamConfig
 from iotwin.workloads.state.batches import ResumableBatches
 
-_IMAGENET_IMAGES, _IMAGENET_VALIDATION = 1_281_167, 50_000  # samples of an epoch of synthetic data, as the original's
+_IMAGENET_IMAGES, _IMAGENET_VALIDATION = 1_281_167, 50_000  # samples of an epoch of synthetic data, as in the original
 
 
 class Samples(Protocol):
@@ -90,7 +90,7 @@ class _OwnBatches:
 
 
 def _become_loader(parent_pid: int, index: int) -> None:
-    """Make a loader process end with its rank, even if that is killed."""
+    """Make a loader process end with its rank, even if the rank is killed."""
     become_child(f"loader {index}", parent_pid)
 
 

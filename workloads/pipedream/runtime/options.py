@@ -167,7 +167,7 @@ def _check_names(config: PipeDreamConfig) -> None:
 
 
 def _refuse(config: PipeDreamConfig) -> None:
-    """Raise UsageError for options that cannot work, with the reason."""
+    """Raise UsageError, with the reason, if an option cannot work."""
     real = config.arch in IMAGE_CLASSIFIERS
     for refused, reason in (
         (config.fp16, "--fp16: ranks compute on CPUs, which have no fast half precision; leave it out"),

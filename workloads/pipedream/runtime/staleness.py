@@ -1,4 +1,4 @@
-"""One process that trains a model as a pipeline would, written from the formula of stale weights: the oracle of the runtime.
+"""Trains a model in one process as a pipeline would, by the formula of stale weights. `verify` compares the runtime with it.
 
 Minibatch m uses, in stage s, the weights after max(0, m // replicas(s) - warm-up(s)) updates (SOSP paper, section 3.3).
 """

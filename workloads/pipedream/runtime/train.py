@@ -51,7 +51,7 @@ def train(config: PipeDreamConfig, plan: PipelinePlan, modules: Sequence[int]) -
 
     `modules` is the stage of each of the equal parts that the model is divided into.
     """
-    # A rank that waits for another one in C++ would run no handler of Python's. The next commit removes unfinished checkpoints.
+    # No Python handler: a rank that waits in C++ for another one would not run it. The next commit removes unfinished ones.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _set_environment(config, plan)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.num_ranks_in_server))
@@ -254,13 +254,13 @@ class PipelineJob:
         self._evaluations.append({"epoch": epoch, "top1": top1, "top5": top5, "loss": loss})
 
     def _share_buffers(self) -> None:
-        """Give all replicas the buffers, such as running means, of the first one, whose state checkpoints hold."""
+        """Copy the buffers, such as running means, of the first replica to all others. Checkpoints hold the first one's state."""
         if self._rank.group is not None:
             for buffer in self._module.buffers():
                 distributed.broadcast(buffer, self._stage.ranks[0], group=self._rank.group)
 
     def _save(self, reason: str) -> None:
-        """Write a checkpoint, if there is a directory for them. All ranks wait until it is durable."""
+        """Write a checkpoint if the options name a directory. All ranks wait until it is durable."""
         if self._config.checkpoint_dir is None:
             return
         with self._log.interval("checkpoint", epoch_num=self._batches.position.epoch):

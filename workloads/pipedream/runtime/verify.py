@@ -140,7 +140,7 @@ def run_rank(options: Verification) -> RankResult:
 
 
 def _rate(plan: PipelinePlan, stage: int) -> float:
-    """Return a stage's learning rate: in proportion to its replicas, as the original's."""
+    """Return a stage's learning rate, which is proportional to its replicas, as in the original."""
     return _LEARNING_RATE * plan.stages[stage].replicas / plan.stages[0].replicas
 
 

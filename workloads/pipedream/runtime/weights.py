@@ -17,7 +17,7 @@ Weights = dict[str, Tensor]
 class SgdVersions:
     """Makes the next version of a weight by stochastic gradient descent; equal to torch.optim.SGD bit for bit.
 
-    `state`, the momentum, belongs to the newest version and is kept by the name of the weight.
+    `state`: by name of the weight, the momentum of the newest version.
     """
 
     lr: float = 0.1
@@ -57,7 +57,7 @@ class WeightVersions:
     def update(self, gradients: Sequence[Tensor], in_place: bool = False) -> None:
         """Make the next version from the newest one. `gradients` are in the order of the module's parameters.
 
-        `in_place`: the next version overwrites the newest one, which nobody may use any more.
+        `in_place`: the next version overwrites the newest one, which no minibatch may use any more.
         """
         weights = self._versions[self.newest]
         with torch.no_grad():
@@ -83,7 +83,7 @@ class WeightVersions:
 def _forget_parameters(module: nn.Module) -> None:
     """Replace a module's parameters by ones without memory, so that version 0 is freed as every other version is.
 
-    Layers that shared a parameter share its replacement, by which functional_call recognises them.
+    Layers that shared a parameter then share its replacement, so that functional_call still treats it as one parameter.
     """
     empty: dict[nn.Parameter, nn.Parameter] = {}
     for owner in module.modules():

@@ -107,7 +107,7 @@ def states_from(graph: LayerGraph, closures: list[int], complete: bool = True) -
 
 
 def some_states_of(graph: LayerGraph, most: int) -> States:
-    """Return about `most` states of a graph that has too many to list. They include good places for cuts.
+    """Return about `most` states of a graph that has too many to list. They include good cuts.
 
     The states are prefixes of four topological orders. Among ready layers, an order first runs the one that was ready earliest,
     was ready last, adds the fewest output bytes, or has the fewest parameters. The compute time of each order is divided into
