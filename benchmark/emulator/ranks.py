@@ -5,6 +5,7 @@ Under MPI, mpirun or srun starts several processes, and each is one rank.
 """
 
 import contextlib
+import gc
 import mmap
 import multiprocessing
 import os
@@ -37,8 +38,9 @@ STOP, CHECKPOINT = 1, 2
 class Rank:
     """One of `count` ranks. Their indices ascend node by node, so that neighbours are on one node.
 
-    `exchange(flags, due_ns)` waits for all ranks. It returns the flags that any rank set, and the latest `due_ns`.
-    A rank's `due_ns` (CLOCK_MONOTONIC) is when it would have arrived without delays by the emulator itself.
+    `exchange(flags, due_ns)` waits for all ranks, and until the latest `due_ns` of any rank, which is when it would have ended its
+    step without delays by the emulator itself (CLOCK_MONOTONIC). Returns (the flags that any rank set, the latest `due_ns`, the
+    ns for which the other ranks were due later than this one).
 
     `arrive()` is for background threads. It announces this rank, and returns a function that returns True if all have arrived.
     """
@@ -47,7 +49,7 @@ class Rank:
     count: int = 1
     node: int = 0
     nodes: int = 1
-    exchange: Callable[[int, int], tuple[int, int]] = lambda flags, due_ns: (flags, due_ns)
+    exchange: Callable[[int, int], tuple[int, int, int]] = lambda flags, due_ns: (flags, due_ns, 0)
     arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True
 
     def meet(self, flags: int = 0) -> int:
@@ -59,7 +61,8 @@ class _Meeting:
     """A barrier for the ranks of one machine: rank 0 counts the arrivals by an eventfd and releases the others by another.
 
     Barriers alternate between two release counters and two tables of flags, because the fastest rank may reach the next barrier
-    before the slowest has left this one. Ranks do not spin, since they may share processors.
+    before the slowest has left this one. Ranks do not spin, since they may share processors. Only rank 0 sleeps until the ranks
+    are due; the release wakes the others, once in each step.
     """
 
     def __init__(self, count: int) -> None:
@@ -68,22 +71,27 @@ class _Meeting:
         self._releases = [waits.EventCounter(single=True) for _ in range(2)]
         # (flags, due_ns) by parity of the barrier and by rank, in memory that forked ranks share. Rank 0 writes the result to its
         # place, so that only one rank reads the places of all.
-        self._given = np.frombuffer(mmap.mmap(-1, 2 * count * 2 * 8), np.int64).reshape(2, count, 2)
+        memory = mmap.mmap(-1, 2 * count * 2 * 8)
+        self._given, self._cells = np.frombuffer(memory, np.int64).reshape(2, count, 2), memoryview(memory).cast("q")
 
-    def exchange(self, number: int, flags: int, due_ns: int) -> tuple[int, int]:
-        """Wait for all ranks, as rank `number`. Return the flags that any rank set, and the latest `due_ns`."""
+    def exchange(self, number: int, flags: int, due_ns: int) -> tuple[int, int, int]:
+        """Wait for all ranks and until all are due, as rank `number` (see `Rank.exchange`)."""
         parity, count = self._parity, self._count
         self._parity = 1 - parity
-        given = self._given[parity]
-        given[number] = flags, due_ns
+        cells, first = self._cells, parity * count * 2
+        cells[first + 2 * number], cells[first + 2 * number + 1] = flags, due_ns
         if number == 0:
+            given = self._given[parity]
+            waits.sleep_until(due_ns)  # meanwhile the others arrive, and none wakes this rank
             self._arrivals.take(count - 1)
             given[0] = np.bitwise_or.reduce(given[:, 0]), given[:, 1].max()
+            waits.sleep_until(cells[first + 1])
             self._releases[parity].give(count - 1)
         else:
             self._arrivals.give()
             self._releases[parity].take()
-        return int(given[0, 0]), int(given[0, 1])
+        latest_ns = cells[first + 1]
+        return cells[first], latest_ns, latest_ns - due_ns
 
     def close(self) -> None:
         """Close the counters, in the process that started the ranks."""
@@ -167,6 +175,7 @@ def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
     meeting, arrivals = _Meeting(count), _Arrivals(count)
     ranks: list[_RankProcess[_T]] = []
     results: dict[int, _T] = {}
+    gc.freeze()  # so that garbage collection in the ranks neither searches nor copies what they share
     try:
         for index in range(count):
             rank = Rank(index, count, exchange=partial(meeting.exchange, index), arrive=partial(arrivals.arrive, index))
@@ -185,6 +194,7 @@ def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
         for process in ranks:
             process.end(deadline)
         meeting.close()
+        gc.unfreeze()
     return [results[index] for index in range(count)]
 
 
@@ -223,11 +233,17 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
     background = ranks.Dup()  # for background threads, whose barriers must not match the barriers of training
     proposed = np.zeros(3, dtype=np.int64)
 
-    def exchange(flags: int, due_ns: int) -> tuple[int, int]:
+    def exchange(flags: int, due_ns: int) -> tuple[int, int, int]:
+        if len(leaders) > 1:  # clocks of different nodes are not comparable
+            waits.sleep_until(due_ns)
+        begin_ns = waits.now_ns()
         proposed[:] = flags & STOP, flags & CHECKPOINT, due_ns
         ranks.Allreduce(MPI.IN_PLACE, proposed, op=MPI.MAX)
-        # Clocks of different nodes are not comparable, so with several nodes each rank compensates only its own delays.
-        return int(proposed[0] | proposed[1]), int(proposed[2]) if len(leaders) == 1 else due_ns
+        agreed, latest_ns = int(proposed[0] | proposed[1]), int(proposed[2])
+        if len(leaders) > 1:
+            return agreed, due_ns, waits.now_ns() - begin_ns
+        waits.sleep_until(latest_ns)
+        return agreed, latest_ns, latest_ns - due_ns
 
     def arrive() -> Callable[[], bool]:
         test: Callable[[], bool] = background.Ibarrier().Test

@@ -54,12 +54,13 @@ def emulate(
         rank.meet(0)
         with journal.interval("run"):
             loop.run(limit_s)
+        rank.meet()  # the end of one rank must not delay the last step of another
         journal.measured.compensated_s = sleeper.shortened_ns / 1e9
     return journal.measured
 
 
 class Accelerator:
-    """Sleeps for the computation of each step, then waits for all ranks.
+    """Sleeps for the computation of each step, and until all ranks have computed.
 
     Draws are stratified over the `steps` of an epoch and the `evaluation_steps` of an evaluation.
     """
@@ -84,13 +85,17 @@ class Accelerator:
         Returns (ns of computation, ns of waiting for other ranks, flags that any rank has set).
         """
         seconds = self._seconds(phase, epoch, step)
-        self._sleeper.sleep(seconds, since_ns)
-        waited_ns = 0
-        if self._waits:
-            begin_ns = waits.now_ns()
-            flags, due_ns = self._rank.exchange(flags, self._sleeper.due_ns())
-            self._sleeper.set_due(due_ns)
-            waited_ns = waits.now_ns() - begin_ns
+        sleeper = self._sleeper
+        if not self._waits:
+            sleeper.sleep(seconds, since_ns)
+            return int(seconds * 1e9), 0, flags
+        if sleeper.busy:
+            sleeper.sleep(seconds, since_ns)
+            due_ns = sleeper.due_ns()
+        else:
+            due_ns = sleeper.begin(seconds, since_ns)  # a rank that slept by itself would wake up twice in each step
+        flags, due_ns, waited_ns = self._rank.exchange(flags, due_ns)
+        sleeper.set_due(due_ns)
         return int(seconds * 1e9), waited_ns, flags
 
     def _seconds(self, phase: str, epoch: int, step: int) -> float:

@@ -25,7 +25,7 @@ class Sleeper:
         self.shortened_ns = 0  # by how much sleeps were shortened, in sum
         self._longest_ns = longest_delay_ns
         self.set_ns = 0  # time at which the present delay was measured, as at the end of the last sleep
-        self._busy, self._now_ns, self._sleep = busy, now_ns, sleep
+        self.busy, self._now_ns, self._sleep = busy, now_ns, sleep
 
     def sleep(self, seconds: float, since_ns: int | None = None) -> None:
         """Sleep for `seconds` minus the present delay. If `seconds` is not positive, return at once.
@@ -33,19 +33,29 @@ class Sleeper:
         `since_ns`: when the emulated job began to sleep, in CLOCK_MONOTONIC ns. The emulator has spent the time since then on its
         own work, which adds to the delay.
         """
-        now_ns = self._now_ns()
+        due_ns = self.begin(seconds, since_ns)
+        if seconds > 0:
+            self.finish(due_ns)
+
+    def begin(self, seconds: float, since_ns: int | None = None) -> int:
+        """Return when `sleep` with these arguments would end, in CLOCK_MONOTONIC ns, without sleeping.
+
+        The caller then calls `finish`, or waits itself and calls `set_due`.
+        """
+        self.set_ns = now_ns = self._now_ns()
         if since_ns is not None:
-            self.set_ns, self._delay_ns = now_ns, min(self._delay_ns + now_ns - since_ns, self._longest_ns)
-        length_ns = int(seconds * 1e9)
-        if length_ns <= 0:
-            return
+            self._delay_ns = min(self._delay_ns + now_ns - since_ns, self._longest_ns)
+        length_ns = max(0, int(seconds * 1e9))
         self.shortened_ns += min(self._delay_ns, length_ns)
-        due_ns = now_ns - self._delay_ns + length_ns
-        if self._busy:
+        return now_ns - self._delay_ns + length_ns
+
+    def finish(self, due_ns: int) -> None:
+        """Sleep until `due_ns`, which `begin` has just returned."""
+        if self.busy:
             while self._now_ns() < due_ns:
                 pass
-        elif due_ns > now_ns:
-            self._sleep((due_ns - now_ns) / 1e9)
+        elif due_ns > self.set_ns:
+            self._sleep((due_ns - self.set_ns) / 1e9)
         self.set_due(due_ns)
 
     def due_ns(self) -> int:

@@ -61,10 +61,26 @@ def test_what_one_rank_says_all_hear_at_the_same_meeting() -> None:
 
 
 def test_all_hear_the_latest_time_of_the_same_meeting() -> None:
-    def job(rank: Rank) -> list[tuple[int, int]]:
+    def job(rank: Rank) -> list[tuple[int, int, int]]:
         return [rank.exchange(0, due_ns) for due_ns in (100 * rank.index, 50 - rank.index, 7)]
 
-    assert run_local(3, job) == [[(0, 200), (0, 50), (0, 7)]] * 3
+    assert run_local(3, job) == [[(0, 200, 200 - 100 * index), (0, 50, index), (0, 7, 0)] for index in range(3)]
+
+
+def test_no_rank_leaves_a_meeting_before_all_are_due_and_only_one_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleeping ranks would wake up twice in a step: at the end of their own computation, and when all have computed."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", lambda seconds, sleep=time.sleep: (slept.append(seconds), sleep(seconds)))
+
+    def job(rank: Rank) -> tuple[bool, int, int]:
+        rank.meet()
+        due_ns = waits.now_ns() + 20_000_000 * (1 + rank.index)
+        _, latest_ns, waited_ns = rank.exchange(0, due_ns)
+        return waits.now_ns() >= latest_ns, latest_ns - due_ns - waited_ns, len(slept)
+
+    first, *others = run_local(3, job)
+    assert first[:2] == (True, 0) and 1 <= first[2] <= 2
+    assert others == [(True, 0, 0)] * 2
 
 
 def test_ranks_that_share_a_processor_make_up_for_longer_delays(monkeypatch: pytest.MonkeyPatch) -> None:
