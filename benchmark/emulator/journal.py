@@ -7,7 +7,7 @@ import socket
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, TextIO
@@ -24,6 +24,7 @@ from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.processes.process_settings import shared_memory_bytes
 from iotwin.workloads.policies.checkpoint_frequency import Decided
 
+_STEPS_SENT = 256  # steps that a rank holds at most before it sends them; 30 KiB, less than a pipe holds
 _BLOCK_BYTES = 512  # unit of ru_inblock, bytes fetched from storage (include/linux/task_io_accounting_ops.h)
 COLUMNS = (
     "phase", "epoch", "block", "step", "start_ns", "data_wait_ns", "compute_ns", "barrier_ns", "overhead_ns", "step_ns",
@@ -46,10 +47,13 @@ class StepParts(NamedTuple):
 
 
 class StepLog:
-    """Collects the steps of one rank."""
+    """Holds the steps of one rank until they are taken."""
 
     def __init__(self) -> None:
         self._rows = array("q")
+
+    def __len__(self) -> int:
+        return len(self._rows) // len(COLUMNS)
 
     def add(self, phase: str, epoch: int, block: int, step: int, times: StepParts, fetched: Fetched) -> None:
         """Append step `step` of `epoch`, in the epoch's block `block`."""
@@ -59,6 +63,11 @@ class StepLog:
     def rows(self) -> Ints:
         """Return the steps, shape (steps, columns), with the columns COLUMNS."""
         return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+
+    def take(self) -> bytes:
+        """Return the content of `rows` and forget it."""
+        rows, self._rows = self._rows.tobytes(), array("q")
+        return rows
 
 
 class Span(NamedTuple):
@@ -157,7 +166,7 @@ class Measured(RankTotals):
     node: int = 0
     nodes: int = 1
     data: DataSetFacts = field(default_factory=DataSetFacts)
-    steps: StepLog = field(default_factory=StepLog)
+    steps: StepLog = field(default_factory=StepLog)  # those that the rank has not sent
     # (sample_ns, copy_ns) of each training step's batch (see loaders.base.Fetched), if instrumented.
     instrumented: list[tuple[tuple[tuple[int, int], ...], int | None]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -202,11 +211,12 @@ class Usage(NamedTuple):
 class Journal:
     """Records the steps and spans of one rank in `measured`, and writes MLLOG lines to `log`.
 
-    `instrument`: also record the parts of each training step's batch.
+    `instrument`: also record the parts of each training step's batch. `send`: where the steps go before the rank ends; None: all
+    remain in `measured`.
     """
 
-    def __init__(self, measured: Measured, log: MlLog, instrument: bool) -> None:
-        self.measured, self.log, self.instrument = measured, log, instrument
+    def __init__(self, measured: Measured, log: MlLog, instrument: bool, send: Callable[[bytes], None] | None = None) -> None:
+        self.measured, self.log, self.instrument, self._send = measured, log, instrument, send
         self.interrupted_ns = 0  # CLOCK_MONOTONIC at the end of the last evaluation or checkpoint
         self._spans = Counter[tuple[str, int]]()  # number of spans so far, by (kind, epoch)
 
@@ -230,7 +240,10 @@ class Journal:
 
     def step(self, phase: str, epoch: int, step: int, times: StepParts, fetched: Fetched) -> None:
         """Record step `step` of `epoch`. It belongs to the block after the blocks recorded so far."""
-        self.measured.steps.add(phase, epoch, self._spans.get(("block", epoch), 0) + 1, step, times, fetched)
+        steps = self.measured.steps
+        steps.add(phase, epoch, self._spans.get(("block", epoch), 0) + 1, step, times, fetched)
+        if self._send is not None and len(steps) == _STEPS_SENT:
+            self._send(steps.take())
         if self.instrument and phase == "train":
             self.measured.instrumented.append((fetched.sample_ns, fetched.copy_ns))
 
@@ -239,5 +252,6 @@ class Journal:
 def open_journal(rank: Rank, log_stream: TextIO | None, instrument: bool = False) -> Iterator[Journal]:
     """Yield the journal of `rank`, and record the totals at the end of the block. MLLOG lines go to `log_stream`, if any."""
     measured, before = Measured(rank.index, node=rank.node, nodes=rank.nodes), Usage.so_far()
-    yield Journal(measured, MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {})), instrument)
+    log = MlLog(log_stream, FOR_TRACERS, **({"rank": rank.index} if rank.count > 1 else {}))
+    yield Journal(measured, log, instrument, rank.send)
     before.note_end(measured)

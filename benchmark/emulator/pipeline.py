@@ -5,7 +5,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TextIO
@@ -35,10 +35,16 @@ _NOTHING = Fetched(0, 0, 0, 0)
 
 
 def run_pipeline(
-    config: Config, log_stream: TextIO | None, ranks: int, limit_s: float | None, instrument: bool = False
+    config: Config,
+    log_stream: TextIO | None,
+    ranks: int,
+    limit_s: float | None,
+    instrument: bool = False,
+    receive: Callable[[int, bytes], None] | None = None,
 ) -> list[Measured]:
     """Run the workload's pipeline on this machine and return the measurements of each rank. `instrument`: log their passes.
 
+    `receive` is called with the steps of each rank (see `run_local`).
     Raises UsageError for options that a pipeline does not support, and IotwinError if the data set is too small or a rank fails.
     """
     section = config.twin.pipeline
@@ -54,7 +60,7 @@ def run_pipeline(
     channels = Channels(plan, max(minibatches, evaluated))
     try:
         job = partial(_run_rank, config, (log_stream, instrument), plan, (minibatches, evaluated), channels)
-        return run_local(plan.ranks, job)
+        return run_local(plan.ranks, job, receive)
     finally:
         channels.close()
 

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -38,9 +38,11 @@ STOP, CHECKPOINT = 1, 2
 class Rank:
     """One of `count` ranks. Their indices ascend node by node, so that neighbours are on one node.
 
-    `exchange(flags, due_ns)` waits for all ranks, and until the latest `due_ns` of any rank, which is when it would have ended its
-    step without delays by the emulator itself (CLOCK_MONOTONIC). Returns (the flags that any rank set, the latest `due_ns`, the
-    ns for which the other ranks were due later than this one).
+    `exchange(flags, due_ns)` waits for all ranks, and until the latest `due_ns` of any. A rank's `due_ns` (CLOCK_MONOTONIC) is
+    when its step would end without delays by the emulator itself. Returns (the flags that any rank set, the latest `due_ns`, how
+    many ns that is after this rank's).
+
+    `send(rows)` sends finished steps to the process that collects the results; None if that takes them with the rank's result.
 
     `arrive()` is for background threads. It announces this rank, and returns a function that returns True if all have arrived.
     """
@@ -51,6 +53,7 @@ class Rank:
     nodes: int = 1
     exchange: Callable[[int, int], tuple[int, int, int]] = lambda flags, due_ns: (flags, due_ns, 0)
     arrive: Callable[[], Callable[[], bool]] = lambda: lambda: True
+    send: Callable[[bytes], None] | None = None
 
     def meet(self, flags: int = 0) -> int:
         """Wait for all ranks and return the flags that any of them set."""
@@ -114,27 +117,28 @@ class _Arrivals:
 
 
 class _RankProcess(Generic[_T]):
-    """A forked rank, and the pipe for its result."""
+    """A forked rank, and the pipe for its result. If `sends`, the rank also sends steps through the pipe before."""
 
-    def __init__(self, rank: Rank, job: Callable[[Rank], _T]) -> None:
+    def __init__(self, rank: Rank, job: Callable[[Rank], _T], sends: bool) -> None:
         self.index = rank.index
         self.results, outbox = _fork.Pipe(duplex=False)
+        if sends:
+            rank = replace(rank, send=lambda rows: outbox.send((rows, None, None)))
         self.process: ForkProcess = _fork.Process(target=_serve, args=(rank, os.getpid(), job, outbox))
         children.start(self.process)
         outbox.close()  # only the rank holds this end, so that its death closes the pipe
 
-    def result(self) -> _T:
-        """Wait for the rank's result and return it. Raises IotwinError if the rank failed or died."""
+    def receive(self) -> tuple[bytes | None, _T]:
+        """Return steps that the rank has sent, or None and its result. Raises IotwinError if the rank failed or died."""
         try:
-            failure, value = self.results.recv()
+            rows, failure, value = self.results.recv()
         except EOFError:
             self.process.join(_EXIT_PATIENCE_S)
             name = f"rank {self.index} (process {self.process.pid})"
             raise IotwinError(f"{name} {self._end()}; the run is ended on all ranks") from None
         if failure is not None:
             raise failure(f"rank {self.index}: {value}")
-        result: _T = value
-        return result
+        return rows, value
 
     def _end(self) -> str:
         status = self.process.exitcode
@@ -157,21 +161,22 @@ def _serve(rank: Rank, parent_pid: int, job: Callable[[Rank], _T], outbox: Conne
         children.ready()
         waits.enter(rank.index)
         try:
-            outbox.send((None, job(rank)))
+            outbox.send((None, None, job(rank)))
         except IotwinError as error:
-            outbox.send((UsageError if isinstance(error, UsageError) else IotwinError, str(error)))
+            outbox.send((None, UsageError if isinstance(error, UsageError) else IotwinError, str(error)))
         finally:
             waits.leave()
         signal.pthread_sigmask(signal.SIG_BLOCK, children.REQUESTS)  # the process ends by itself now
 
 
-def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
+def run_local(count: int, job: Callable[[Rank], _T], receive: Callable[[int, bytes], None] | None = None) -> list[_T]:
     """Run `job` as `count` ranks on this machine and return their results in order. A single rank runs in this process.
 
+    `receive` is called in this process with the index of a rank and what it sends (`Rank.send`), while the ranks run.
     Raises IotwinError, which names the rank, if one fails or dies. Any exception ends all ranks.
     """
     if count == 1:
-        return [job(Rank())]
+        return [job(Rank(send=receive and partial(receive, 0)))]
     meeting, arrivals = _Meeting(count), _Arrivals(count)
     ranks: list[_RankProcess[_T]] = []
     results: dict[int, _T] = {}
@@ -179,12 +184,17 @@ def run_local(count: int, job: Callable[[Rank], _T]) -> list[_T]:
     try:
         for index in range(count):
             rank = Rank(index, count, exchange=partial(meeting.exchange, index), arrive=partial(arrivals.arrive, index))
-            ranks.append(_RankProcess(rank, job))
+            ranks.append(_RankProcess(rank, job, receive is not None))
         by_pipe = {process.results: process for process in ranks}
         while by_pipe:
             for pipe in wait(list(by_pipe)):
-                done = by_pipe.pop(pipe)  # type: ignore[call-overload]
-                results[done.index] = done.result()
+                process = by_pipe[pipe]  # type: ignore[index]
+                rows, result = process.receive()
+                if rows is not None and receive is not None:
+                    receive(process.index, rows)
+                else:
+                    results[process.index] = result
+                    del by_pipe[pipe]  # type: ignore[arg-type]
     except BaseException:
         for process in ranks:
             process.process.terminate()
@@ -208,9 +218,10 @@ def started_as() -> int:
     return launched_by_mpi().rank
 
 
-def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
+def run_mpi(job: Callable[[Rank], _T], receive: Callable[[int, bytes], None]) -> list[_T] | None:
     """Run `job` as the rank of this process. Return the results of all ranks in order on rank 0, None on other ranks.
 
+    `receive` is called on rank 0 as by `run_local`. All ranks send steps at the same time, since they meet in each step.
     Raises IotwinError if mpi4py is missing or was built for another MPI than the launcher's, and the exceptions of `job`. The
     command line then ends all ranks (`iotwin.common.ranks.run_as_one`). If a rank dies, mpirun or srun ends the others.
     """
@@ -249,8 +260,12 @@ def run_mpi(job: Callable[[Rank], _T]) -> list[_T] | None:
         test: Callable[[], bool] = background.Ibarrier().Test
         return test
 
+    def send(rows: bytes) -> None:
+        for index, part in enumerate(ranks.gather(rows, root=0) or ()):
+            receive(index, part)
+
     if number:
         set_quiet(True)
-    rank = Rank(number, len(sorted_ranks), leaders.index(leader), len(leaders), exchange, arrive)
+    rank = Rank(number, len(sorted_ranks), leaders.index(leader), len(leaders), exchange, arrive, send)
     results: list[_T] | None = ranks.gather(job(rank), root=0)
     return results

@@ -34,7 +34,7 @@ def emulate(
 ) -> Measured:
     """Run the workload as `rank` (None: the only rank) for at most `limit_s` seconds, and return the measurements.
 
-    MLLOG lines go to `log_stream`. `instrument`: also record every part of every step. No process outlives the call.
+    MLLOG lines go to `log_stream`. `instrument`: rank 0 also records every part of every step. No process outlives the call.
 
     Raises IotwinError, which names the file, if the data set is missing, too short or damaged, or a checkpoint cannot be written.
     It is also raised if a loader process dies.
@@ -44,7 +44,7 @@ def emulate(
     sleeper = waits.new_sleeper(config.twin.busy_wait, rank.count // rank.nodes)
     if config.twin.startup_time:
         sleeper.sleep(config.twin.startup_time - age_s())
-    with open_journal(rank, log_stream, instrument) as journal, ExitStack() as open_things:
+    with open_journal(rank, log_stream, instrument and rank.index == 0) as journal, ExitStack() as open_things:
         with journal.interval("init"):
             begin = waits.now_s()
             loop = _Loop(config, rank, sleeper, journal, open_things)

@@ -5,6 +5,7 @@ Consecutive steps are correlated, since a prefetched batch hides a slow read for
 """
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ _T = (
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
 )  # fmt: skip
 _Z = 1.96
+_DIGIT_BITS = 12
 _MISSED = 0.025  # how often the median may lie beyond a bound
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
@@ -52,7 +54,12 @@ def ratio(numerator: Numbers, denominator: Numbers) -> Estimate | None:
     if batches < 2:
         return Estimate(value, None, None)
     starts = np.arange(batches) * len(denominator) // batches
-    above, below = np.add.reduceat(numerator, starts), np.add.reduceat(denominator, starts)
+    return _estimate(value, np.add.reduceat(numerator, starts), np.add.reduceat(denominator, starts), total)
+
+
+def _estimate(value: float, above: Numbers, below: Numbers, total: float) -> Estimate:
+    """Return the ratio `value` with its interval, by the sums over each group of steps; `total` is that of the denominators."""
+    batches = len(below)
     residuals = above - value * below
     deviation = math.sqrt(float((residuals**2).sum()) / (batches * (batches - 1))) / (total / batches)
     margin = _T[batches - 2] * deviation
@@ -65,17 +72,71 @@ def mean(values: Numbers) -> Estimate | None:
     return ratio(values, np.ones(len(values)))
 
 
+def mean_of_parts(parts: Iterable[NDArray[np.int64]], count: int) -> Estimate:
+    """Return `mean` of the `count` values (at least one) of all parts, of which one is in memory at a time."""
+    batches = min(_BATCHES, count)
+    starts, sums, done = np.arange(batches) * count // batches, np.zeros(batches, np.int64), 0
+    for part in parts:
+        np.add.at(sums, np.searchsorted(starts, np.arange(done, done + len(part)), side="right") - 1, part)
+        done += len(part)
+    if batches < 2:
+        return Estimate(float(sums[0]), None, None)
+    return _estimate(float(sums.sum()) / count, sums, np.diff(starts, append=count).astype(np.float64), float(count))
+
+
 def quantile(values: Numbers, probability: float) -> Estimate:
     """Return the quantile of `values` at `probability` (0..1) with its interval. There must be at least one value.
 
     The bounds are order statistics near the quantile (David and Nagaraja, Order Statistics, section 7.1).
     """
-    ordered = np.sort(values)
-    count = len(ordered)
-    middle, margin = count * probability, _Z * math.sqrt(count * probability * (1 - probability))
-    low, high = math.floor(middle - margin), math.ceil(middle + margin)
-    bounds = [float(ordered[index]) if 0 <= index < count else None for index in (low, high)]
+    ordered, count = np.sort(values), len(values)
+    bounds = [float(ordered[index]) if 0 <= index < count else None for index in _bounds(count, probability)]
     return Estimate(float(np.quantile(ordered, probability)), *bounds)
+
+
+def _bounds(count: int, probability: float) -> tuple[int, int]:
+    """Return the indices of the bounds of a quantile among `count` values in order."""
+    middle, margin = count * probability, _Z * math.sqrt(count * probability * (1 - probability))
+    return math.floor(middle - margin), math.ceil(middle + margin)
+
+
+def quantiles(parts: Callable[[], Iterable[NDArray[np.int64]]], probabilities: Sequence[float]) -> list[Estimate]:
+    """Return `quantile` of the values of all parts at each probability. There must be at least one value.
+
+    `parts()` yields all values anew, of which one part is in memory at a time.
+    """
+    edges = [(len(part), int(part.min()), int(part.max())) for part in parts() if len(part)]
+    count = sum(length for length, _, _ in edges)
+    # Indices in order: the one below the quantile, and the bounds.
+    wanted = [(int((count - 1) * probability), *_bounds(count, probability)) for probability in probabilities]
+    indices = {index for below, low, high in wanted for index in (below, below + 1, low, high) if 0 <= index < count}
+    ordered = _order_statistics(parts, indices, min(low for _, low, _ in edges), max(high for _, _, high in edges))
+    found = []
+    for probability, (below, low, high) in zip(probabilities, wanted, strict=True):
+        between = np.quantile([ordered[below], ordered[min(below + 1, count - 1)]], (count - 1) * probability - below)
+        found.append(Estimate(float(between), *(float(ordered[index]) if 0 <= index < count else None for index in (low, high))))
+    return found
+
+
+def _order_statistics(
+    parts: Callable[[], Iterable[NDArray[np.int64]]], indices: Iterable[int], least: int, most: int
+) -> dict[int, int]:
+    """Return the values at `indices` of all values in order, which are from `least` to `most`.
+
+    Each pass over the parts finds the next digit of each value (radix selection).
+    """
+    found = {index: (0, index) for index in indices}  # the digits found, and the index among the values with these digits
+    for shift in reversed(range(0, (most - least).bit_length(), _DIGIT_BITS)):
+        counts = {prefix: np.zeros(1 << _DIGIT_BITS, np.int64) for prefix in {prefix for prefix, _ in found.values()}}
+        for part in parts():
+            digits = (part - least) >> shift
+            for prefix, count in counts.items():
+                count += np.bincount(digits[digits >> _DIGIT_BITS == prefix] - (prefix << _DIGIT_BITS), minlength=len(count))
+        for index, (prefix, rest) in found.items():
+            up_to = np.cumsum(counts[prefix])
+            digit = int(np.searchsorted(up_to, rest, side="right"))
+            found[index] = ((prefix << _DIGIT_BITS) + digit, rest - int(up_to[digit - 1] if digit else 0))
+    return {index: least + value for index, (value, _) in found.items()}
 
 
 def median(values: Numbers) -> Estimate:

@@ -21,6 +21,7 @@ from iotwin.common.units import counted, format_size
 
 if TYPE_CHECKING:
     from iotwin.benchmark.emulator.journal import Measured
+    from iotwin.benchmark.emulator.results.step_table import StepTable
     from iotwin.datagen.layouts import Layout
     from iotwin.workload_yaml import Config
 
@@ -47,6 +48,7 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
     """
     from iotwin.benchmark.emulator.data.folders import open_folder
     from iotwin.benchmark.emulator.ranks import started_as, under_mpi
+    from iotwin.benchmark.emulator.results.step_table import StepTable
     from iotwin.benchmark.emulator.results.write import prepare_output, write_results
     from iotwin.loops.generation import remove_anywhere
     from iotwin.loops.pipeline_twin import expand_plan
@@ -70,16 +72,19 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
         with _clock(config, options):
             if config.twin.recorded is not None:
                 return _replay(config, options)
-            measured = _emulate(config, options)
+            table = StepTable(folder=config.output.folder)
+            measured = _emulate(config, options, table)
             if measured is None:
                 return None
+            for one in measured:
+                table.add(one.rank, one.steps.take())  # those that the rank has not sent
             if options.events:
-                _write_events(config, measured)
-            document = {**write_results(config, measured), "output": config.output.folder}
+                _write_events(config, measured, table)
+            document = {**write_results(config, measured, table), "output": config.output.folder}
             if config.twin.pipeline is not None:
                 from iotwin.benchmark.emulator.results.pipeline_summary import pipeline_summary
 
-                document["pipeline"] = pipeline_summary(config, measured)
+                document["pipeline"] = pipeline_summary(config, measured, table)
             return document
     finally:
         if generated is not None and generated["samples"] and not config.dataset.keep_files and started_as() == 0:
@@ -120,16 +125,16 @@ def _log_generation(config: "Config", start_s: float) -> None:
     write_whole(Path(config.output.folder) / config.output.log_file, "".join(lines).encode())
 
 
-def _write_events(config: "Config", measured: "Sequence[Measured]") -> None:
+def _write_events(config: "Config", measured: "Sequence[Measured]", table: "StepTable") -> None:
     from iotwin.benchmark.emulator.results.ai_events import rank_events, write_pfw
 
     for one in measured:
         path = Path(config.output.folder) / f"trace-{one.rank}-of-{len(measured)}.pfw"
-        write_pfw(path, rank_events(config, one), one.rank, one.host.hostname)
+        write_pfw(path, rank_events(config, one, table.of_rank(one.rank)), one.rank, one.host.hostname)
 
 
-def _emulate(config: "Config", options: EmulationOptions) -> Any:
-    """Return the measurements of all ranks; None on MPI ranks above 0."""
+def _emulate(config: "Config", options: EmulationOptions, table: "StepTable") -> Any:
+    """Return the measurements of all ranks, whose steps go to `table`; None on MPI ranks above 0."""
     from iotwin.benchmark.emulator.ranks import run_local, run_mpi, under_mpi
     from iotwin.benchmark.emulator.run import emulate
     from iotwin.loops.iostat import sampling
@@ -137,12 +142,12 @@ def _emulate(config: "Config", options: EmulationOptions) -> Any:
     if config.twin.pipeline is not None:
         from iotwin.benchmark.emulator.pipeline import run_pipeline
 
-        return run_pipeline(config, options.log, options.ranks, options.limit_s, options.instrument)
+        return run_pipeline(config, options.log, options.ranks, options.limit_s, options.instrument, table.add)
     job = partial(emulate, config, options.log, limit_s=options.limit_s, instrument=options.instrument)
     samples = config.workflow.profiling and config.profiling.profiler == "iostat"
     path = Path(config.output.folder) / "iostat.json"
     with sampling(path, config.profiling.iostat_devices) if samples else nullcontext():
-        return run_mpi(job) if under_mpi() else run_local(options.ranks, job)
+        return run_mpi(job, table.add) if under_mpi() else run_local(options.ranks, job, table.add)
 
 
 def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.journal import Ints, Measured
 from iotwin.benchmark.emulator.readers.open_reader import file_format
-from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.benchmark.emulator.results.step_table import StepColumns
 from iotwin.common.files import open_whole
 from iotwin.workload_yaml import Config
 
@@ -32,8 +32,8 @@ class DlioEvents(NamedTuple):
     thread: int = 0
 
 
-def rank_events(config: Config, measured: Measured) -> Iterator[DlioEvents]:
-    """Yield the events of one rank, kind by kind.
+def rank_events(config: Config, measured: Measured, columns: StepColumns) -> Iterator[DlioEvents]:
+    """Yield the events of one rank, kind by kind. `columns`: the rank's steps.
 
     All samples of a batch have their mean duration, one after the other from the start of the batch. As DLIO does, tfrecord files
     have no events of samples, and synthetic samples have none of preprocessing.
@@ -44,7 +44,6 @@ def rank_events(config: Config, measured: Measured) -> Iterator[DlioEvents]:
         rows = [(span.start_s, span.end_s, span.epoch) for span in measured.spans if span.kind == kind]
         yield _from_seconds("pipeline", name, rows)
     yield _from_seconds("pipeline", "epoch.block", list(_whole_epochs(measured)))
-    columns = StepTable([measured.steps]).columns
     begin_ns = columns["start_ns"] + measured.wall_ahead_ns
     arrived_ns = begin_ns + columns["data_wait_ns"]
     steps = columns["epoch"], columns["step"]

@@ -3,14 +3,20 @@
 With --instrument, the log has a line for every part of every step.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-
-from iotwin.benchmark.emulator.journal import Measured, Span
-from iotwin.benchmark.emulator.results.step_table import StepTable, accelerator_utilisation, counted_steps
+from iotwin.benchmark.emulator.journal import PHASES, Measured, Span
+from iotwin.benchmark.emulator.results.step_table import (
+    StepColumns,
+    StepTable,
+    accelerator_utilisation,
+    block_sums,
+    counted_steps,
+    where,
+)
 from iotwin.workload_yaml import Config
 
 
@@ -36,15 +42,16 @@ def log_lines(config: Config, ranks: Sequence[Measured], table: StepTable, summa
             "(samples per file * num files / batch size / comm size)",
         )
     edges = [(span.start_s, 1, span) for span in first.spans] + [(span.end_s, 0, span) for span in first.spans]
+    counted = block_sums(table, "train", config.output.metric)
     for time_s, starts, span in sorted(edges, key=lambda edge: (edge[0], edge[1] == (edge[2].kind == "epoch"))):
         yield _line(time_s, (_start if starts else _end)(span))
         if not starts and span.kind == "block":
-            yield from _block(config, table, span)
+            yield from _block(config, where(counted, epoch=span.epoch, block=span.number), span)
     for name, value in summary["metric"].items():
         if isinstance(value, float | str):
             yield _line(first.end_s, f"[METRIC] {name}: {value:.4f}" if isinstance(value, float) else f"[METRIC] {name}: {value}")
     if first.instrumented:
-        yield from _parts_of_steps(first)
+        yield from _parts_of_steps(first, where(table.of_rank(0), phase=PHASES.index("train")))
 
 
 def generation_lines(processes: int, start_s: float, end_s: float) -> Iterator[str]:
@@ -81,30 +88,29 @@ def _end(span: Span) -> str:
     }[span.kind]
 
 
-def _block(config: Config, table: StepTable, span: Span) -> Iterator[str]:
-    columns = table.of("train", span.epoch)
-    block = {name: column[columns["block"] == span.number] for name, column in columns.items()}
-    counted = counted_steps(block, config.output.metric)
-    compute, elapsed = counted["compute_ns"], counted["step_ns"]
+def _block(config: Config, counted: StepColumns, span: Span) -> Iterator[str]:
+    steps, compute_ns, elapsed_ns, samples, square_s2 = (
+        counted[name].sum() for name in ("steps", "compute_ns", "step_ns", "samples", "square_s2")
+    )
     head = f"Epoch {span.epoch} - Block {span.number} [Training]"
-    if elapsed.sum():
-        utilisation = accelerator_utilisation(block, config.output.metric)
-        yield _line(span.end_s, f"{head} Accelerator Utilization [AU] (%): {utilisation:.4f}")
-        yield _line(span.end_s, f"{head} Throughput (samples/second): {counted['samples'].sum() / (elapsed.sum() / 1e9):.4f}")
+    if elapsed_ns:
+        mean_s = compute_ns / 1e9 / steps
+        deviation_s = math.sqrt(max(0.0, square_s2 / steps - mean_s**2))
+        yield _line(span.end_s, f"{head} Accelerator Utilization [AU] (%): {accelerator_utilisation(counted):.4f}")
+        yield _line(span.end_s, f"{head} Throughput (samples/second): {samples / (elapsed_ns / 1e9):.4f}")
         yield _line(
             span.end_s,
-            f"{head} Computation time per step (second): {np.mean(compute) / 1e9:.4f}+/-{np.std(compute) / 1e9:.4f} "
+            f"{head} Computation time per step (second): {mean_s:.4f}+/-{deviation_s:.4f} "
             f"(set value: {config.train.computation_time})",
         )
 
 
-def _parts_of_steps(measured: Measured) -> Iterator[str]:
+def _parts_of_steps(measured: Measured, columns: StepColumns) -> Iterator[str]:
     """Yield, for each training step, the lines of the paper artifact's instrumentation, with nanoseconds of each part.
 
     Reading and preprocessing have a line for each sample, or for the batch if the loader reads whole batches. load_batch_gpu is
     the copy into page-locked memory, if there is one. The wait for the batch is logged without that copy.
     """
-    columns = StepTable([measured.steps]).of("train")
     names = ("read_ns", "preprocess_ns", "data_wait_ns", "compute_ns", "step_ns")
     steps = zip(*(columns[name].tolist() for name in names), strict=True)
     for (read_ns, preprocess_ns, wait_ns, compute_ns, step_ns), (samples, copy_ns) in zip(
@@ -121,9 +127,12 @@ def _parts_of_steps(measured: Measured) -> Iterator[str]:
         yield "".join(f"[INFO] {key} {value}\n" for key, value in parts)
 
 
-def rank_output(config: Config, measured: Measured, host_facts: dict[str, dict[str, str]]) -> dict[str, Any]:
+def rank_output(
+    config: Config, measured: Measured, columns: StepColumns, host_facts: dict[str, dict[str, str]]
+) -> dict[str, Any]:
     """Return the content of N_output.json: lists of each step's seconds, and the utilisation and throughput, by epoch and block.
 
+    `columns`: the rank's steps.
     `load` is the wait for the batch, `proc` the whole step, and `compute` the configured computation time. Blocks have the keys
     that readers of DLIO's files expect.
     """
@@ -134,24 +143,24 @@ def rank_output(config: Config, measured: Measured, host_facts: dict[str, dict[s
         **host_facts,
         "potential_caching": measured.data.size_bytes / measured.nodes <= measured.host.memory_bytes,
     }
-    own = StepTable([measured.steps])
     for span in measured.spans:
         if span.kind == "epoch":
-            document[str(span.epoch)] = _epoch(config, own, span) | {"host_meminfo": host_facts["host_meminfo"]}
+            document[str(span.epoch)] = _epoch(config, where(columns, epoch=span.epoch), span) | {
+                "host_meminfo": host_facts["host_meminfo"]
+            }
     return document
 
 
-def _epoch(config: Config, table: StepTable, span: Span) -> dict[str, Any]:
+def _epoch(config: Config, columns: StepColumns, span: Span) -> dict[str, Any]:
     found: dict[str, Any] = {key: {} for key in ("load", "proc", "compute", "au", "throughput")}
     parts = {"load": "data_wait_ns", "proc": "step_ns", "compute": "compute_ns"}
-    train = table.of("train", span.epoch)
+    train, evaluation = (where(columns, phase=code) for code in range(len(PHASES)))
     for block in sorted(set(train["block"].tolist())):
-        rows = {name: column[train["block"] == block] for name, column in train.items()}
+        rows = where(train, block=block)
         for key, column in parts.items():
             found[key][f"block{block}"] = (rows[column] / 1e9).tolist()
-        found["au"][f"block{block}"] = accelerator_utilisation(rows, config.output.metric)
+        found["au"][f"block{block}"] = accelerator_utilisation(counted_steps(rows, config.output.metric))
         found["throughput"][f"block{block}"] = float(rows["samples"].sum()) / (float(rows["step_ns"].sum()) / 1e9)
-    evaluation = table.of("evaluation", span.epoch)
     if len(evaluation["step"]):
         for key, column in parts.items():
             found[key]["eval"] = (evaluation[column] / 1e9).tolist()

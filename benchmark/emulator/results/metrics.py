@@ -3,20 +3,26 @@
 DLIO's metrics have DLIO's names and units: *_MB_per_second and *_GB_* are in MiB and GiB.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from iotwin.benchmark.emulator.checkpoints.background import Written
-from iotwin.benchmark.emulator.journal import Ints
-from iotwin.benchmark.emulator.results.step_table import StepTable, accelerator_utilisation, counted_steps
-from iotwin.common.numbers.confidence import Estimate, mean, quantile, ratio
+from iotwin.benchmark.emulator.results.step_table import (
+    StepColumns,
+    StepTable,
+    accelerator_utilisation,
+    block_sums,
+    counted_steps,
+    where,
+)
+from iotwin.common.numbers.confidence import Estimate, mean, mean_of_parts, quantiles, ratio
 from iotwin.workload_yaml import OutputMetric
 
 _QUANTILES = {"min": 0.0, "p05": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
 _PREFIXES = {"train": "train", "evaluation": "eval"}
-_Columns = dict[str, Ints]
 
 
 def phase_metrics(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str, Any]:
@@ -28,11 +34,10 @@ def phase_metrics(table: StepTable, phase: str, excluded: OutputMetric) -> dict[
     utilisation: list[float | None] = []
     throughput: list[float] = []
     rate: list[float] = []
-    columns = table.of(phase)
-    for epoch in np.unique(columns["epoch"]).tolist():
-        rows = columns["epoch"] == epoch
-        one = {name: column[rows] for name, column in columns.items()}
-        utilisation.append(accelerator_utilisation(one, excluded))
+    every, counted = block_sums(table, phase), block_sums(table, phase, excluded)
+    for epoch in np.unique(every["epoch"]).tolist():
+        one = where(every, epoch=epoch)
+        utilisation.append(accelerator_utilisation(where(counted, epoch=epoch)))
         elapsed_s = float(np.bincount(one["rank"], weights=one["step_ns"]).max()) / 1e9
         throughput.append(float(one["samples"].sum()) / elapsed_s)
         rate.append(float(one["bytes_read"].sum()) / elapsed_s / (1 << 20))
@@ -53,8 +58,9 @@ def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str,
     Utilisation excludes the same steps as phase_metrics. `au_without_overhead_percentage` also subtracts from the steps' time the
     emulator's overhead, which is all time except waiting for data, computing and waiting for other ranks.
     """
-    columns = table.of(phase)
-    kept, every = _over_ranks(counted_steps(columns, excluded)), _over_ranks(columns)
+    every = _over_ranks(table.batches(phase))
+    kept = _over_ranks(counted_steps(each, excluded) for each in table.batches(phase))
+    steps = int(every["ranks"].sum())
     with_overhead = ratio(kept["compute_ns"], kept["step_ns"])
     # An excluded step's delay may have shortened the sleeps of counted steps. The sum of overhead must not be negative.
     overhead_ns = kept["overhead_ns"] if kept["overhead_ns"].sum() > 0 else np.zeros_like(kept["step_ns"])
@@ -66,19 +72,23 @@ def estimates(table: StepTable, phase: str, excluded: OutputMetric) -> dict[str,
         "au_without_overhead_percentage": _share(without),
         "samples_per_second": _document(ratio(every["samples"], elapsed_ns), 1e9),
         "bytes_per_second": _document(ratio(every["bytes_read"], elapsed_ns), 1e9),
-        "data_wait_s": _document(mean(columns["data_wait_ns"]), 1e-9),
-        "step_time_s": _document(mean(columns["step_ns"]), 1e-9),
+        "data_wait_s": _document(mean_of_parts(table.column(phase, "data_wait_ns"), steps), 1e-9),
+        "step_time_s": _document(mean_of_parts(table.column(phase, "step_ns"), steps), 1e-9),
         "overhead_s": _document(mean(kept["overhead_ns"] / np.maximum(kept["ranks"], 1)), 1e-9),
     }
 
 
-def _over_ranks(columns: _Columns) -> _Columns:
+def _over_ranks(parts: Iterable[StepColumns]) -> StepColumns:
     """Return each step's sums over ranks, in the order of steps, and `ranks`, the number of ranks that ran it."""
-    keys = columns["epoch"] * (int(columns["step"].max(initial=0)) + 1) + columns["step"]
-    order, group = np.unique(keys, return_inverse=True)
-    names = ("compute_ns", "step_ns", "overhead_ns", "samples", "bytes_read")
-    summed = {name: np.bincount(group, weights=columns[name], minlength=len(order)).astype(np.int64) for name in names}
-    return {**summed, "ranks": np.bincount(group, minlength=len(order)).astype(np.int64)}
+    names = ("compute_ns", "step_ns", "overhead_ns", "samples", "bytes_read", "ranks")
+    total: StepColumns = {name: np.empty(0, np.int64) for name in ("epoch", "step", *names)}
+    for part in parts:
+        columns = {name: np.append(total[name], part[name] if name in part else np.ones_like(part["step"])) for name in total}
+        stride = int(columns["step"].max(initial=0)) + 1
+        keys, group = np.unique(columns["epoch"] * stride + columns["step"], return_inverse=True)
+        summed = {name: np.bincount(group, weights=columns[name], minlength=len(keys)).astype(np.int64) for name in names}
+        total = {"epoch": keys // stride, "step": keys % stride, **summed}
+    return total
 
 
 def _share(estimate: Estimate | None) -> dict[str, float | None] | None:
@@ -127,12 +137,16 @@ def _turns(written: Sequence[Written]) -> list[tuple[int, Written]]:
     return turns
 
 
-def step_quantiles(columns: _Columns) -> dict[str, dict[str, Any]]:
-    """Return quantiles, in seconds, of the wait for a batch, the computation, the wait for ranks and the whole step."""
+def step_quantiles(table: StepTable, phase: str) -> dict[str, dict[str, Any]]:
+    """Return quantiles, in seconds, of the wait for a batch, the computation, the wait for ranks and the whole step.
+
+    The phase must have steps.
+    """
     names = {"data_wait_s": "data_wait_ns", "compute_s": "compute_ns", "step_time_s": "step_ns", "barrier_s": "barrier_ns"}
     found: dict[str, dict[str, Any]] = {}
     for name, column in names.items():
-        spread = {label: quantile(columns[column], probability).scaled(1e-9) for label, probability in _QUANTILES.items()}
+        estimated = quantiles(partial(table.column, phase, column), list(_QUANTILES.values()))
+        spread = {label: estimate.scaled(1e-9) for label, estimate in zip(_QUANTILES, estimated, strict=True)}
         found[name] = {label: estimate.value for label, estimate in spread.items()}
         found[name]["intervals"] = {label: [spread[label].low, spread[label].high] for label in ("median", "p95", "p99")}
     return found

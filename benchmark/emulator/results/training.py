@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from iotwin.benchmark.emulator.results.step_table import StepTable
+from iotwin.benchmark.emulator.journal import PHASES
+from iotwin.benchmark.emulator.results.step_table import StepTable, where
 
 _PARTS = ("compute_ns", "data_wait_ns", "barrier_ns")
 
@@ -55,10 +56,10 @@ def training_document(passes: Sequence[TrainedPass]) -> dict[str, Any] | None:
 
 def passes_of(table: StepTable, saving_ns: Mapping[tuple[int, int], int]) -> Iterator[TrainedPass]:
     """Yield the training passes of a run without a recording. `saving_ns`: time of writing checkpoints, by (rank, epoch)."""
-    columns = table.of("train")
-    for rank in np.unique(columns["rank"]).tolist():
-        for number, epoch in enumerate(np.unique(columns["epoch"][columns["rank"] == rank]).tolist(), 1):
-            rows = np.flatnonzero((columns["rank"] == rank) & (columns["epoch"] == epoch))
+    for rank in range(table.ranks):
+        columns = where(table.of_rank(rank), phase=PHASES.index("train"))
+        for number, epoch in enumerate(np.unique(columns["epoch"]).tolist(), 1):
+            rows = np.flatnonzero(columns["epoch"] == epoch)
             begin_ns, end_ns = columns["start_ns"][rows[0]], columns["start_ns"][rows[-1]] + columns["step_ns"][rows[-1]]
             compute_ns, data_ns, ranks_ns = (int(columns[name][rows[1:]].sum()) for name in _PARTS)
             saved_ns = saving_ns.get((rank, epoch), 0)

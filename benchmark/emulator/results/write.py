@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from typing import Any
 
 from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.clock import VirtualClock, write_jumps
-from iotwin.benchmark.emulator.journal import Measured, RankTotals, ResumedRun, RunSpan, run_span
+from iotwin.benchmark.emulator.journal import PHASES, Measured, RankTotals, ResumedRun, RunSpan, run_span
 from iotwin.benchmark.emulator.results.dlio_log import epoch_stats, local_time, log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
 from iotwin.benchmark.emulator.results.step_table import StepTable
@@ -41,20 +41,16 @@ def prepare_output(folder: Path, notes: Mapping[str, str] = MappingProxyType({})
         write_whole(folder / name, text.encode(), below=folder)
 
 
-def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
-    """Write the measurements of all ranks to the workload's output folder, all files or none, and return the summary."""
+def write_results(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
+    """Write the measurements of all ranks to the workload's output folder, all files or none, and return the summary.
+
+    `table`: the steps of all ranks.
+    """
     folder = Path(config.output.folder)
-    table = StepTable([measured.steps for measured in ranks])
     summary = summarize(config, ranks, table)
-    host_facts = _host_facts()
-    files = {SUMMARY_NAME: struct_json(summary)}
-    for measured in ranks:
-        files[f"{measured.rank}_output.json"] = struct_json(rank_output(config, measured, host_facts))
-        files[f"{measured.rank}_per_epoch_stats.json"] = struct_json(epoch_stats(measured))
-    files[config.output.log_file] = "".join(log_lines(config, ranks, table, summary)).encode()
     written: list[Path] = []
     try:
-        for name, content in files.items():
+        for name, content in _files(config, ranks, table, summary):
             write_whole(folder / name, content)
             written.append(folder / name)
         if (clock := waits.virtual_clock()) is not None:
@@ -68,12 +64,24 @@ def write_results(config: Config, ranks: Sequence[Measured]) -> dict[str, Any]:
     return summary
 
 
+def _files(config: Config, ranks: Sequence[Measured], table: StepTable, summary: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of the files but the table of steps, one at a time."""
+    host_facts = _host_facts()
+    for measured in ranks:
+        output = rank_output(config, measured, table.of_rank(measured.rank), host_facts)
+        yield f"{measured.rank}_output.json", struct_json(output)
+        yield f"{measured.rank}_per_epoch_stats.json", struct_json(epoch_stats(measured))
+    yield config.output.log_file, "".join(log_lines(config, ranks, table, summary)).encode()
+    yield SUMMARY_NAME, struct_json(summary)
+
+
 def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
     """Return the summary of a run: DLIO's keys, and iotwin's keys under ``iotwin`` (see docs/emulate.md)."""
     first = ranks[0]
     metric: dict[str, Any] = {}
-    for phase in ("train", "evaluation"):
-        if (phase == "train" and config.workflow.train) or len(table.of(phase)["step"]):
+    steps = {phase: sum(map(len, table.column(phase, "step"))) for phase in PHASES}
+    for phase in PHASES:
+        if (phase == "train" and config.workflow.train) or steps[phase]:
             metric |= phase_metrics(table, phase, config.output.metric)
     if "train_au_mean_percentage" in metric:
         reached = metric["train_au_mean_percentage"]
@@ -99,8 +107,8 @@ def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> di
         "data_size_per_host_GB": first.data.size_bytes / first.nodes / (1 << 30),
         "epochs": config.train.epochs,
         "metric": metric,
-        "machine": machine_document(ranks, len(table.columns["step"])),
-        "iotwin": _own(config, ranks, table),
+        "machine": machine_document(ranks, sum(steps.values())),
+        "iotwin": _own(config, ranks, table, steps),
     }
 
 
@@ -136,12 +144,14 @@ def clock_document(clock: VirtualClock | None, span: RunSpan) -> dict[str, Any]:
     }
 
 
-def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[str, Any]:
-    """Return the results that DLIO does not report: bytes read, quantiles, intervals, checkpoint files, and the machine."""
+def _own(config: Config, ranks: Sequence[Measured], table: StepTable, steps: Mapping[str, int]) -> dict[str, Any]:
+    """Return the results that DLIO does not report: bytes read, quantiles, intervals, checkpoint files, and the machine.
+
+    `steps`: number of steps of all ranks together, by phase.
+    """
     first = ranks[0]
     span = run_span(ranks)
-    train, evaluation = table.of("train"), table.of("evaluation")
-    bytes_read = int(table.columns["bytes_read"].sum())
+    bytes_read = sum(int(part.sum()) for phase in PHASES for part in table.column(phase, "bytes_read"))
     storage_bytes = sum(measured.storage_read_bytes for measured in ranks)
     loaded_bytes = sum(file.size_bytes for measured in ranks for file in measured.loaded)
     return {
@@ -150,22 +160,17 @@ def _own(config: Config, ranks: Sequence[Measured], table: StepTable) -> dict[st
         "elapsed_s": span.end_s - span.start_s,
         "clock": clock_document(waits.virtual_clock(), span),
         "stopped_early": first.stopped_early,
-        "steps": len(train["step"]) // len(ranks),
-        "evaluation_steps": len(evaluation["step"]) // len(ranks),
+        "steps": steps["train"] // len(ranks),
+        "evaluation_steps": steps["evaluation"] // len(ranks),
         "bytes_read": bytes_read,
         "bytes_written": sum(file.size_bytes for measured in ranks for file in measured.saved),
         "storage_bytes_read": storage_bytes,
         "page_cache_hit_ratio": _hit_ratio(storage_bytes, bytes_read + loaded_bytes),
         "cpu_s": sum(measured.cpu_s for measured in ranks),
         "peak_memory_bytes": max(measured.peak_memory_bytes for measured in ranks),
-        "estimates": {
-            phase: estimates(table, phase, config.output.metric)
-            for phase, columns in (("train", train), ("evaluation", evaluation))
-            if len(columns["step"])
-        },
+        "estimates": {phase: estimates(table, phase, config.output.metric) for phase in PHASES if steps[phase]},
         "training": training_document(list(passes_of(table, _saving_ns(ranks)))),
-        "train": step_quantiles(train) if len(train["step"]) else None,
-        "evaluation": step_quantiles(evaluation) if len(evaluation["step"]) else None,
+        **{phase: step_quantiles(table, phase) if steps[phase] else None for phase in PHASES},
         "checkpoint_files": [
             {
                 "rank": measured.rank,

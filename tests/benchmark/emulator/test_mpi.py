@@ -71,6 +71,22 @@ def test_ranks_share_the_samples_and_rank_0_has_the_results_of_all(ranks: int, t
     assert frame.groupby("epoch")["samples"].sum().tolist() == [64, 64]
 
 
+def test_steps_that_ranks_send_before_they_end_are_those_of_the_run(tmp_path: Path) -> None:
+    import pandas as pd
+
+    words = [
+        "++workload.dataset.format=synthetic",
+        "++workload.dataset.num_files_train=600",
+        "++workload.train.computation_time=0",
+    ]
+    done = run(2, "--quiet", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    frame = pd.read_parquet(tmp_path / "output" / "metrics.parquet")
+    expected = [(rank, epoch, step) for rank in range(2) for epoch in (1, 2) for step in range(1, 301)]
+    assert list(frame[["rank", "epoch", "step"]].itertuples(index=False, name=None)) == expected
+    assert (frame.groupby("rank")["start_ns"].diff().dropna() > 0).all()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a name of its own for each node (unshare --uts) needs root")
 def test_ranks_are_numbered_node_by_node_however_they_were_dealt_out(tmp_path: Path) -> None:
     agent = tmp_path / "agent"  # stands for ssh: starts what it is given on this machine, under the name of the node

@@ -12,6 +12,7 @@ from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.benchmark.emulator.pipeline import run_pipeline
 from iotwin.benchmark.emulator.pipeline_channels import plan_of
 from iotwin.benchmark.emulator.results.pipeline_summary import pipeline_summary
+from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout, Unet3dLayout
@@ -53,6 +54,10 @@ def run(config):
     return run_pipeline(config, None, plan_of(config.twin.pipeline).ranks, None)
 
 
+def summary_of(config, measured):
+    return pipeline_summary(config, measured, StepTable([one.steps for one in measured]))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("replicas", [(1, 1, 1), (2, 1), (1, 2), (1,)], ids=str)
 def test_every_rank_does_its_passes_in_order_and_after_its_neighbours(data, tmp_path, replicas, schedule):
@@ -73,7 +78,7 @@ def test_every_rank_does_its_passes_in_order_and_after_its_neighbours(data, tmp_
 def test_only_stage_0_reads_and_each_stage_writes_its_own_checkpoint(data, tmp_path):
     config = config_of(stages(2, 1, parameter_bytes=7e6), data, tmp_path, epochs=2)
     measured = run(config)
-    found = pipeline_summary(config, measured)["stages"]
+    found = summary_of(config, measured)["stages"]
     assert [one.steps.rows()[:, 10].sum() for one in measured] == [12, 12, 0]  # samples, of two epochs
     read = found[0]["read_bytes"]
     sizes = [path.stat().st_size for path in sorted(data.glob("*_[xy].npy"))]
@@ -93,7 +98,7 @@ def test_a_second_run_writes_its_checkpoints_over_those_of_the_first(data, tmp_p
     for own, stage in zip(config.twin.pipeline.stages, plan.stages, strict=True):
         own.checkpoint_bytes = int(2 * stage.parameter_bytes)
     for _ in range(2):
-        assert all(stage["checkpoint_bytes"] for stage in pipeline_summary(config, run(config))["stages"])
+        assert all(stage["checkpoint_bytes"] for stage in summary_of(config, run(config))["stages"])
     notes = [path.read_bytes() for path in Path(config.checkpoint.checkpoint_folder).glob("iotwin-emulated*")]
     assert len(notes) == 4 and all(note.count(b"checkpoint.") == 1 and b"\0" not in note for note in notes)
 
@@ -105,7 +110,7 @@ def test_a_slow_read_of_stage_0_holds_up_the_last_stage(data, tmp_path):
     forward = [np.array([begin for backward, _, begin, _ in one.passes if not backward]) for one in measured]
     # The last stage has a minibatch once stage 0 has read it, and all before it.
     assert np.diff(forward[3]).min() >= 0 and forward[3][-1] - forward[0][0] >= 11 * 0.05e9 * 0.9
-    found = pipeline_summary(config, measured)
+    found = summary_of(config, measured)
     assert found["seconds"] >= 11 * 0.05 * 0.9
     assert found["stages"][0]["data_wait_s"] >= 12 * 0.05
 
@@ -113,7 +118,7 @@ def test_a_slow_read_of_stage_0_holds_up_the_last_stage(data, tmp_path):
 def test_a_link_delays_what_crosses_it(data, tmp_path):
     plan = stages(1, 1)
     plan = PipelinePlan((plan.stages[0], replace(plan.stages[1], receive_s=0.06)))
-    found = pipeline_summary(config := config_of(plan, data, tmp_path), run(config))
+    found = summary_of(config := config_of(plan, data, tmp_path), run(config))
     assert found["seconds_per_minibatch"] >= 0.05  # at least what the link takes for a minibatch
 
 
@@ -272,7 +277,7 @@ def test_the_summary_of_passes_made_by_hand():
     config = Config()
     config.train.epochs = 2
     config.twin.pipeline = Pipeline([PipelineStage([rank], 0.01, 0.02) for rank in (0, 1)])
-    found = pipeline_summary(config, measured)
+    found = summary_of(config, measured)
     assert found["seconds"] == pytest.approx(0.14) and found["seconds_per_minibatch"] == pytest.approx(0.025)
     assert [stage["busy_share"] for stage in found["stages"]] == pytest.approx([80 / 140, 100 / 140])
     assert [stage["bubble_share"] for stage in found["stages"]] == pytest.approx([60 / 140, 40 / 140])

@@ -107,6 +107,35 @@ def test_the_summary_has_what_ranks_took_of_the_machine() -> None:
     assert machine_document([RankTotals(0)], 0)["ranks"]["memory_bytes"] is None
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_ranks_send_arrives_before_their_results_and_in_order(count: int) -> None:
+    received: list[tuple[int, bytes]] = []
+
+    def job(rank: Rank) -> int:
+        assert rank.send is not None
+        for number in range(5):
+            rank.send(bytes([number]) * 100_000)
+        return rank.index
+
+    assert run_local(count, job, lambda index, rows: received.append((index, rows))) == list(range(count))
+    for index in range(count):
+        assert [(rows[0], len(rows)) for sender, rows in received if sender == index] == [(n, 100_000) for n in range(5)]
+
+
+def test_an_error_of_who_receives_ends_all_ranks() -> None:
+    def job(rank: Rank) -> None:
+        assert rank.send is not None
+        rank.send(b"steps")
+        rank.meet()
+        time.sleep(PATIENCE_S)
+
+    def receive(index: int, rows: bytes) -> None:
+        raise IotwinError("no space")
+
+    with pytest.raises(IotwinError, match="no space"):
+        run_local(2, job, receive)
+
+
 @pytest.mark.parametrize("kind", [IotwinError, UsageError])
 def test_the_error_of_a_rank_ends_all(kind: type[IotwinError]) -> None:
     def job(rank: Rank) -> None:

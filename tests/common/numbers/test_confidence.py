@@ -1,11 +1,13 @@
-"""Intervals of medians: against the exact coverage, by counting all outcomes."""
+"""Intervals of medians against the exact coverage, by counting all outcomes; estimates of parts against those of the whole."""
 
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from iotwin.common.numbers.confidence import median
+from iotwin.common.numbers.confidence import mean, mean_of_parts, median, quantile, quantiles
 
 
 @pytest.mark.parametrize("count", range(1, 15))
@@ -24,3 +26,11 @@ def test_the_interval_of_a_median_is_the_narrowest_that_covers_it(count):
         rank = int(found.low) + 1
         assert found.high == count - rank
         assert missed(rank) <= 0.05 < missed(rank + 1)
+
+
+@given(st.lists(st.lists(st.integers(-(2**40), 2**40)), min_size=1).filter(any))
+def test_estimates_of_parts_are_those_of_all_values_together(parts: list[list[int]]):
+    arrays = [np.array(part, np.int64) for part in parts]
+    whole, shares = np.concatenate(arrays), [0, 0.01, 0.3, 0.5, 0.77, 0.99, 1]
+    assert mean_of_parts(arrays, len(whole)) == mean(whole)
+    assert quantiles(lambda: arrays, shares) == [quantile(whole, share) for share in shares]

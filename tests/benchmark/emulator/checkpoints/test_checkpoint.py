@@ -26,6 +26,7 @@ from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.ranks import Rank
+from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.benchmark.emulator.results.write import write_results
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common import direct_io
@@ -446,7 +447,8 @@ def test_the_log_tells_a_rate_of_what_was_written_while_training_waited(tmp_path
     config.workflow = Workflow(train=False, checkpoint=True)
     config.checkpoint.num_checkpoints_write, config.checkpoint.num_checkpoints_read = 2, 1
     config.output.folder = str(tmp_path)
-    summary = write_results(config, [emulate(config, None)])
+    measured = emulate(config, None)
+    summary = write_results(config, [measured], StepTable([measured.steps]))
     finished = [line for line in (tmp_path / "dlio.log").read_text().splitlines() if "Finished saving" in line]
     assert len(finished) == 2 and all(("written during training" in line) == asynchronous for line in finished)
     stats = json.loads((tmp_path / "0_per_epoch_stats.json").read_text())["1"]

@@ -11,6 +11,7 @@ import pytest
 
 from iotwin.benchmark.emulator.checkpoints.background import Background
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.benchmark.emulator.results.write import write_results
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common.errors import UsageError
@@ -150,7 +151,7 @@ def test_the_emulator_moves_its_interval_by_its_own_writes(tmp_path, monkeypatch
     assert numbers(measured)[0] == 8 and numbers(measured)[-1] == 120  # the policy's first, and the epoch's
     (_, first), *others = measured.decided.intervals
     assert others and others[-1][1] > 100 * first
-    policy = write_results(config, [measured])["iotwin"]["checkpoint_policy"]
+    policy = write_results(config, [measured], StepTable([measured.steps]))["iotwin"]["checkpoint_policy"]
     assert policy["interval"] == others[-1][1] and policy["goodput_steps_per_s"] is None
     assert json.loads((tmp_path / "summary.json").read_text())["iotwin"]["checkpoint_policy"] == policy
 

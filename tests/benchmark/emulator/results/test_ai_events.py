@@ -10,6 +10,7 @@ import pytest
 from iotwin.benchmark.emulator.journal import Measured, StepParts
 from iotwin.benchmark.emulator.loaders.base import Fetched
 from iotwin.benchmark.emulator.results.ai_events import rank_events
+from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.main import main
 from iotwin.workload_yaml import Config, Dataset
 
@@ -68,7 +69,8 @@ def test_samples_of_a_batch_whose_start_is_unknown_end_when_the_batch_arrives() 
     measured = Measured(0, wall_ahead_ns=0)
     fetched = Fetched(samples=2, size_bytes=10, read_ns=200, preprocess_ns=100)
     measured.steps.add("train", 1, 1, 1, StepParts(1000, 500, 40, 0, 0, 540), fetched)
-    found = {event.name: event for event in rank_events(Config(dataset=Dataset(format="npz")), measured)}
+    columns = StepTable([measured.steps]).of_rank(0)
+    found = {event.name: event for event in rank_events(Config(dataset=Dataset(format="npz")), measured, columns)}
     assert (found["item"].start_ns.tolist(), found["item"].duration_ns.tolist()) == ([1200, 1350], [150, 150])
     assert (found["preprocess"].start_ns.tolist(), found["preprocess"].duration_ns.tolist()) == ([1300, 1450], [50, 50])
 

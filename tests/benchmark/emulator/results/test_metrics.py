@@ -68,7 +68,7 @@ def test_summary_rank_files_and_log_tell_one_utilisation(first: int, last: int) 
     table = StepTable([steps])
     summary = phase_metrics(table, "train", config.output.metric)["train_au_percentage"][0]
     facts = {"host_cpuinfo": {}, "host_meminfo": {}}
-    rank_file = rank_output(config, measured, facts)["1"]["au"]["block1"]
+    rank_file = rank_output(config, measured, table.of_rank(0), facts)["1"]["au"]["block1"]
     said = next(line for line in log_lines(config, [measured], table, {"metric": {}}) if "[AU]" in line)
     assert rank_file == pytest.approx(summary)
     assert float(said.rpartition(": ")[2]) == pytest.approx(summary, abs=1e-4)
@@ -124,12 +124,12 @@ def test_the_slowest_rank_decides_how_long_a_checkpoint_takes() -> None:
 
 
 def test_quantiles_are_in_seconds_and_lie_in_their_intervals() -> None:
-    quantiles = step_quantiles(StepTable([log((1, 0.1, 1, 2), (1, 0.3, 1, 4), (1, 0.2, 1, 3))]).columns)
+    quantiles = step_quantiles(StepTable([log((1, 0.1, 1, 2), (1, 0.3, 1, 4), (1, 0.2, 1, 3))]), "train")
     assert quantiles["data_wait_s"]["median"] == pytest.approx(0.2)
     assert (quantiles["step_time_s"]["min"], quantiles["step_time_s"]["max"]) == (2, 4)
     assert quantiles["compute_s"]["p99"] == 1
     steps = [(1, 0.001 * number, 1, 2) for number in range(200)]
-    waits = step_quantiles(StepTable([log(*steps)]).columns)["data_wait_s"]
+    waits = step_quantiles(StepTable([log(*steps)]), "train")["data_wait_s"]
     low, high = waits["intervals"]["median"]
     assert 0.08 < low < waits["median"] < high < 0.12
 
