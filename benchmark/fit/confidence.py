@@ -1,4 +1,4 @@
-"""How sure a fit is of its values. For counts: how many observations agree. For times: the value's confidence interval."""
+"""How certain fit is of its values. For counts: how many observations agree. For times: the value's confidence interval."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from iotwin.common.units import counted
 
 
 def agreement(values: Sequence[int]) -> dict[str, Any]:
-    """Return the most common of `values`, the share of them that are equal to it (None for a single value), and their number."""
+    """Return the most common of `values`, its share among them (None for a single value), and the number of values."""
     found, counts = np.unique(np.asarray(values, np.int64), return_counts=True)
     if not len(found):
         return {"value": None, "agree": None, "observations": 0}
@@ -40,7 +40,7 @@ def _time(average: str, found: Estimate | None, observations: int) -> dict[str, 
 
 
 def describe(entry: dict[str, Any]) -> str:
-    """Describe an entry of these functions in words."""
+    """Return `entry`, a result of the functions above, in words."""
     if not entry["observations"]:
         return "unknown"
     if "agree" in entry:

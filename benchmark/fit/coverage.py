@@ -1,4 +1,4 @@
-"""How much of what a job read, wrote and opened its twin accounts for."""
+"""Coverage: which share of the bytes that a job read and wrote, and of its opens, the twin accounts for."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,11 @@ _VERBS = {"read": "read", "write": "written", "open": "opened"}
 
 
 def coverage_of(calls: pd.DataFrame, kinds: NDArray[Any], twin: Mapping[tuple[str, str], float]) -> dict[str, Any]:
-    """Return as JSON the shares of the job's reads, writes and opens that the twin accounts for (0 to 1), and the amounts.
+    """Return, as JSON, the shares (0 to 1) of the job's reads, writes and opens that the twin accounts for, and their amounts.
 
-    `calls`: the job's successful calls (op, file_id, result); `kinds`: by file_id; `twin`: the twin's amounts by (direction,
-    kind). Amounts are bytes, for opens calls. A share is the smaller amount over the larger one: too much counts like too little.
+    `calls`: the job's successful calls (op, file_id, result). `kinds`: kind of file, by file_id. `twin`: the twin's amounts by
+    (direction, kind). Amounts are bytes; for opens, calls. A share is the smaller of the two amounts divided by the larger, so it
+    is below 1 also if the twin does too much.
     """
     of_call, flows = np.append(kinds, "")[calls["file_id"].to_numpy(np.int64)], []
     for direction, ops in _DIRECTIONS.items():
@@ -50,6 +51,6 @@ def describe_coverage(document: dict[str, Any]) -> str:
 
 
 def _amounts(flow: dict[str, Any]) -> str:
-    """Return the twin's part of what the job moved, in words."""
+    """Return in words which part of the bytes that the job moved the twin moves."""
     twin, seen = (str(flow[name]) if flow["direction"] == "open" else format_size(flow[name]) for name in ("twin", "seen"))
     return f"{twin} {'instead of' if flow['twin'] > flow['seen'] and twin != seen else 'of'} {seen}"

@@ -21,7 +21,7 @@ from iotwin.workload_yaml.recording import LABELS
 
 
 def fit(trace: Trace) -> Fitted:
-    """Return the twin of the traced job, and as evidence the labels of its calls.
+    """Return the twin of the traced job. Its evidence includes the labels of the job's calls.
 
     Raises IotwinError if the job made no call on storage.
     """

@@ -1,4 +1,4 @@
-"""What a fit returns: the twin, where each value comes from, and how much of the job it accounts for."""
+"""The result of fit: the twin, the origin of each value, and how much of the job the twin accounts for."""
 
 import os
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from iotwin.workload_yaml.recording import SUFFIX, TwinRecording, write_recordin
 
 @dataclass
 class Fitted:
-    """A twin, and for each value that matters where it comes from."""
+    """A twin, and the origin of each important value."""
 
     config: c.Config
     evidence: dict[str, str]
@@ -58,7 +58,7 @@ class Fitted:
 
 
 def failure(manifest: Manifest) -> str | None:
-    """Return how the traced command failed, in words; None if it did not, or if that is not known."""
+    """Return how the traced command failed, in words; None if it did not fail, or if this is unknown."""
     return f"the traced command ended with status {manifest.exit_status}" if manifest.exit_status else None
 
 

@@ -21,9 +21,9 @@ class Pass:
     """One pass of a rank. Arrays have an element for each batch, in the order of the requests; times are those of the trace."""
 
     training: bool
-    epoch: int  # number of training passes until then, this one included
+    epoch: int  # number of training passes up to this one, included
     rank: int  # pid of the process that takes the batches
-    loaders: tuple[int, ...]  # pids of the processes that read them; none if the rank reads them itself
+    loaders: tuple[int, ...]  # pids of the processes that read the batches; empty if the rank reads them itself
     depth: int  # most batches that were requested and not yet taken; 0: the rank reads its batches itself
     batches: _Ints  # index of each batch in the column `batch` of the labelled calls
     samples: _Ints  # 0: unknown
@@ -35,7 +35,7 @@ class Pass:
 
     @property
     def computation_s(self) -> NDArray[np.float64]:
-        """Seconds of each step in which the rank does not wait for data, but computes or unpacks the next batch."""
+        """Seconds of each step in which the rank computes or unpacks the next batch, that is, does not wait for data."""
         seconds: NDArray[np.float64] = (self.computed_ns - self.taken_ns) / 1e9
         there = np.maximum(self.computed_ns[:-1], np.maximum.accumulate(self.delivered_ns)[1:])
         seconds[:-1] += np.maximum(self.taken_ns[1:] - there, 0) / 1e9
@@ -62,7 +62,7 @@ class Passes:
 
 
 def find_passes(job: Job, labelled: Labelled) -> Passes:
-    """Return the passes of the job. Raises IotwinError if the trace does not show when a rank took which batch."""
+    """Return the passes of the job. Raises IotwinError if the trace does not show when the ranks took their batches."""
     calls, _, tree, *_ = find_replayable(job)
     batches, index = find_batches(job, labelled, tree, calls)
     if batches is None:

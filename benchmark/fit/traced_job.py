@@ -1,4 +1,4 @@
-"""Read from a trace, once and as frames, all that a fit needs."""
+"""Loads from a trace, in one pass and as frames, all inputs of fit."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,23 +13,24 @@ from iotwin.trace_store import schema
 from iotwin.trace_store.logs.mllog import read_values
 from iotwin.trace_store.reader import Trace
 
-_KINDS = ("dataset", "checkpoint", "pipe", "socket")  # kinds of files whose calls are read, whichever process made them
+_KINDS = ("dataset", "checkpoint", "pipe", "socket")  # kinds of files whose calls are read for all processes
 _ROLES = ("rank", "loader")  # roles of processes whose calls are all read
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
-_MAPPED = 0.5  # data are mapped if page faults bring more than this share of the bytes read
+_MAPPED = 0.5  # data are mapped if page faults read more than this share of the bytes
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a trace shows of a job. All stages of a fit share the frames, and none writes into them."""
+    """What a trace shows of a job. All stages of fit share the frames, and none writes into them."""
 
     trace: Trace
     files: pd.DataFrame  # as Trace.files
     processes: pd.DataFrame  # as Trace.processes
     phases: pd.DataFrame  # as Trace.phases
     logged: dict[str, Any]  # other values in the job's log: read_values
-    # Calls of ranks and loaders, and everybody's on data set, checkpoints, pipes and sockets, in order of start: start_ns,
-    # end_ns, duration_ns, op, pid, tid, file_id (-1: none), offset (NaN: none), requested, result, flags (FLAG_*).
+    # All calls of ranks and loaders, and the calls of other processes on data set, checkpoints, pipes and sockets, in order of
+    # start: start_ns, end_ns, duration_ns, op, pid, tid, file_id (-1: none), offset (NaN: none), requested, result, flags
+    # (FLAG_*).
     calls: pd.DataFrame
 
     def file_ids(self, *kinds: str) -> list[int]:
@@ -50,7 +51,7 @@ class Job:
         return mask
 
     def is_mapped(self) -> bool:
-        """Return whether page faults bring most of what is read of the data set."""
+        """Return True if page faults read most of the bytes that are read from the data set."""
         data, result = self.file_ids("dataset"), self.calls["result"].to_numpy()
         faults = int(result[self._are_on(data, ["page_fault"])].sum())
         return faults > _MAPPED * int(result[self._are_on(data, schema.READ_OPS) & (result > 0)].sum())
@@ -75,7 +76,7 @@ def look(trace: Trace) -> Job:
 
 
 def _end_with_the_file(calls: pd.DataFrame, files: pd.DataFrame) -> None:
-    """Limit the bytes of page faults to those of the file: its last page extends beyond its end, where no call could read."""
+    """Limit the bytes of page faults to the file's size. The last page extends beyond the file's end, where no call reads."""
     faults = calls.index[(calls["op"] == "page_fault") & (calls["file_id"] >= 0)]
     sizes = files["size_bytes"].to_numpy(np.float64)[calls.loc[faults, "file_id"].to_numpy(np.int64)]
     left = sizes - calls.loc[faults, "offset"].to_numpy(np.float64)

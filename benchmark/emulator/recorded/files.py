@@ -17,9 +17,9 @@ _LONGEST_WAIT_S = 60.0  # longest wait for a file that another thread will creat
 
 
 class JobFiles:
-    """Opens, renames and removes the files of a recording, by their indices in it.
+    """Opens, renames and removes the files of a recording, by the files' indices.
 
-    `files` that the recording lacks, from `first_copy` on, are copies of the data set's files and lie in the folder `copies`.
+    Indices from `first_copy` on are copies of data-set files. They lie in the folder `copies`.
     """
 
     def __init__(self, files: list[RecordedFile], data: Path, output: Path, first_copy: int, copies: Path) -> None:
@@ -29,7 +29,7 @@ class JobFiles:
         self._located: dict[tuple[int, bool], tuple[int, str]] = {}  # results of _locate, while all their folders are open
 
     def close(self) -> None:
-        """Close the folders that are open. Another call opens them again."""
+        """Close all open folders. A later call opens them again."""
         for folder in self._folders.values():
             os.close(folder)
         self._folders.clear()

@@ -20,7 +20,7 @@ _MOST_SPARE = 256
 class Descriptors:
     """Open files of a process, by the job's descriptor and file.
 
-    `open_again(file, flags)` opens a file whose opening the recording lacks.
+    `open_again(file, flags)` opens a file if the recording lacks its opening.
     """
 
     def __init__(self, open_again: Callable[[int, int], int]) -> None:
@@ -67,14 +67,14 @@ class Descriptors:
 class Maps:
     """The maps of files that one thread made. A page is read by touching it, without holding Python's lock.
 
-    `of_process`: the `Maps` of all threads of the process, and those that it inherited when it was forked, which are also used.
-    There are no locks, which a fork could copy in a locked state. Instead, a map that another thread is touching is not unmapped.
+    `of_process`: the `Maps` of all threads of the process, and those inherited at its fork. All of them are used.
+    There are no locks, since a fork could copy a locked lock. Instead, a map that another thread is touching is not unmapped.
     """
 
     def __init__(self, fds: Descriptors, of_process: "list[Maps]") -> None:
         self._fds, self._of_process = fds, of_process
         self._maps: dict[int, _Map] = {}
-        self._touching = -1  # the file
+        self._touching = -1  # the file that is being touched
         self._byte = ctypes.create_string_buffer(1)
         of_process.append(self)
 
@@ -94,7 +94,7 @@ class Maps:
         return 0
 
     def touch(self, file: int, fd: int, offset: int, size: int, flags: int) -> int:
-        """Read the byte at `offset` of the file through a map of it, which is made if there is none. Return 0."""
+        """Read the byte at `offset` of the file through a map, and return 0. If no map covers the byte, create one."""
         self._touching = file  # set before the search: a thread that unmaps checks it after the map cannot be found any more
         found = self._covering(file, offset)
         if found is None:

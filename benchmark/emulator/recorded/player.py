@@ -49,7 +49,7 @@ _BLOCK_BYTES = 1 << 22
 # From this size on, malloc maps new memory, as the job's reads did; see mallopt(3), M_MMAP_THRESHOLD.
 _FRESH_BYTES = 1 << 17
 _TICK_S = 0.5
-_NEXT_LOOK_S = 0.0002  # seconds between two checks whether the other ranks have arrived
+_NEXT_LOOK_S = 0.0002  # seconds between two checks of whether the other ranks have arrived
 _EMPTY_CALLS = 101  # calls that are timed to find the cost of one
 _LIBC = ctypes.CDLL(None)
 _NO_WORK = _LIBC.getppid  # the kernel only returns a number; arguments are ignored
@@ -70,22 +70,25 @@ class Home(Protocol):
     channels: list[queue.SimpleQueue[int]]
 
     def start(self, number: int, begin_ns: int) -> None:
-        """Fork the process `number` of the recording, which begins at `begin_ns`."""
+        """Fork a process that replays the recording's process `number`.
+
+        Its first row is timed from `begin_ns` (CLOCK_MONOTONIC).
+        """
 
     def join(self, number: int, waiting: int) -> int:
-        """Let the thread `waiting` wait for the process `number` to end, and return when its end was due."""
+        """Let the thread `waiting` wait for the end of the process `number`. Return when this end was due."""
 
     def start_thread(self, thread: int, begin_ns: int) -> None:
-        """Start the thread `thread` of the recording, which begins at `begin_ns`."""
+        """Start a thread that replays the recording's `thread`. Its first row is timed from `begin_ns` (CLOCK_MONOTONIC)."""
 
     def wait(self, channel: int, tick_s: float) -> int:
-        """Wait for a post on a channel, and return when it was due."""
+        """Wait for a post on a channel, and return when the post was due."""
 
 
 class Player:
     """Replays one thread in its process. The time of the first row is counted from `begin_ns` (CLOCK_MONOTONIC)."""
 
-    longest_delay_ns = 50_000_000  # longer delays are not caught up; forking a process takes some milliseconds
+    longest_delay_ns = 50_000_000  # longer delays do not shorten later sleeps; forking a process takes some milliseconds
     now_ns: Callable[[], int] = staticmethod(time.monotonic_ns)
     sleep: Callable[[float], None] = staticmethod(time.sleep)
 
@@ -112,9 +115,10 @@ class Player:
     def play(self) -> None:
         """Replay the thread to its end, or until the board stops all threads.
 
-        `due` is when the job would have begun a row. A delay shortens the next sleeps. A call takes as long as it is measured to,
-        without the time that the player itself needs for a call: the job's own is part of its recorded time between calls. The
-        thread writes its counts to the board at the end, and the number of rows before each row that may block for long.
+        `due` is when the job would have begun a row. If a row begins late, the next sleeps are shorter. A call takes the measured
+        time minus the time that the player itself needs for a call: the job's own such time is in its recorded time between
+        calls. The thread writes its counts to the board at the end. Before each row that may block for long, it writes the number
+        of rows.
         """
         shared, board, does = self._process.shared, self._board, self._does
         word, deadline_ns, longest_ns = shared.board.word, shared.deadline_ns, self.longest_delay_ns
@@ -156,9 +160,9 @@ class Player:
         board[STATE] = DONE
 
     def _after(self, op: int, due: int, begun: int, ended: int, moved: int) -> int:
-        """Return when the job would have ended a hand-over that was due at `due` and ran from `begun` to `ended`.
+        """Return when the job would have ended a hand-over between threads that was due at `due` and ran from `begun` to `ended`.
 
-        `moved`: the result of the row, which is the due time of the awaited event if the operation waits for one.
+        `moved`: the result of the row. If the operation waits for an event, this is when the event was due.
         """
         if op in _WAITS:
             return max(due, moved, ended - self.longest_delay_ns)
@@ -315,8 +319,8 @@ def _write_once(descriptor: int, parts: Sequence[memoryview], offset: int) -> in
 def own_costs_ns(now_ns: Callable[[], int]) -> list[int]:
     """Return the median time in ns, on the clock `now_ns`, that a player itself spends on a call of each Op.
 
-    It is measured on /dev/null. A read of no bytes is the player's own work alone. From an open and a close, the kernel's part is
-    subtracted: how much longer the system call takes than one that only returns a number. Other operations count as a read.
+    The calls are made on /dev/null. A read of no bytes takes only the player's own time. From an open and a close, the kernel's
+    time is subtracted: how much longer they take than a system call that only returns a number. Other operations count as a read.
     """
     player = _player_on_null()
     does = player._does

@@ -78,7 +78,7 @@ class ReplayedProcess:
             self.shared.virtual.end(thread)
 
     def start_thread(self, thread: int, begin_ns: int) -> None:
-        """Start the thread `thread` of the recording, which begins at `begin_ns`."""
+        """Start a thread that replays the recording's `thread`. Its first row is timed from `begin_ns` (CLOCK_MONOTONIC)."""
         if self.shared.virtual is not None:
             self.shared.virtual.begin(thread)
         started = threading.Thread(target=self._play_thread, args=(thread, begin_ns), daemon=True)
@@ -86,7 +86,10 @@ class ReplayedProcess:
         self._threads.append((thread, started))
 
     def start(self, number: int, begin_ns: int) -> None:
-        """Fork the process `number` of the recording, which begins at `begin_ns`."""
+        """Fork a process that replays the recording's process `number`.
+
+        Its first row is timed from `begin_ns` (CLOCK_MONOTONIC).
+        """
         if self.shared.virtual is not None:
             self.shared.virtual.begin(self.shared.main(number))
         parent = os.getpid()
@@ -117,7 +120,7 @@ class ReplayedProcess:
         return self.shared.board.of(self.shared.main(number))[ENDED_NS]
 
     def wait(self, channel: int, tick_s: float) -> int:
-        """Wait for a post on a channel, and return when it was due; 0 if the replay ends before."""
+        """Wait for a post on a channel, and return when the post was due; 0 if the replay ends before the post."""
         while self.shared.board.word[0] == GO_ON:
             with contextlib.suppress(queue.Empty):
                 return self.channels[channel].get(timeout=tick_s)
@@ -133,7 +136,7 @@ class ReplayedProcess:
 
 
 class ReplayWatch(threading.Thread):
-    """Releases threads that wait for a pipe, if all threads wait for each other or if the replay stops."""
+    """Releases threads that wait for a pipe if all threads wait for one another, or if the replay stops."""
 
     def __init__(self, shared: Shared, tick_s: float = 0.5) -> None:
         super().__init__(daemon=True)

@@ -56,7 +56,7 @@ def _summary(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any]:
 
 
 def _training(config: Config, ranks: Sequence[Replayed]) -> dict[str, Any] | None:
-    """Return the figures of training, with `samples_per_second` over whole epochs: None if samples or epochs are unknown."""
+    """Return the figures of training, with `samples_per_second` over whole epochs (None if samples or epochs are unknown)."""
     found = training_document([each for one in ranks for each in one.passes])
     samples = config.dataset.num_files_train if ranks[0].knows_samples else None
     if found is not None:

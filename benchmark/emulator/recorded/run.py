@@ -70,13 +70,14 @@ def replay(
 ) -> Replayed:
     """Replay the workload's recording as `rank` (None: the only rank) for at most `limit_s` seconds, and measure it.
 
-    `job_ranks`: ranks of the edited job, if the recording holds them all; None: as many as replay it.
+    `job_ranks`: number of ranks of the edited job if one replay has all of them; None: each rank is a replay.
 
-    The job's start-up begins with this process, or with this call if the replay `starts_anew` or there are several ranks.
+    The job's start-up begins with this process. If the replay `starts_anew`, or if there are several ranks, it begins with this
+    call.
 
-    Each rank has separate pipes. Ranks of an edited job share one output folder, others have one each. All read the same data
-    set. No process outlives the call. Raises IotwinError, which names the file, if the recording is damaged, a file of the data
-    set is missing, or a call fails.
+    Each rank has separate pipes. Ranks of an edited job share one output folder; other ranks have one each. All ranks read the
+    same data set. No process outlives the call. Raises IotwinError if the recording is damaged, a file of the data set is
+    missing, or a call fails. The message names the file.
     """
     rank, settings = rank or Rank(), config.twin.recorded
     if settings is None:
@@ -194,7 +195,10 @@ def _once(
 
 
 def _run(root: ReplayedProcess, begin_ns: int, virtual: VirtualReplay | None, rank: int) -> None:
-    """Run the replay's first process. On a virtual clock, its main thread takes the place of the rank meanwhile."""
+    """Run the replay's first process.
+
+    On a virtual clock, its main thread uses the rank's place among running threads meanwhile.
+    """
     if virtual is not None:
         virtual.begin(0)
         virtual.clock.end(rank)

@@ -89,7 +89,7 @@ class Pipes:
     def free_one(self, state: int) -> None:
         """Release a thread that waits for the pipe in its `state`: write a byte for a reader, or drain the pipe for a writer.
 
-        The drain goes on while more bytes arrive, as one write may fill the pipe several times, for at most _LONGEST_DRAIN_S.
+        One write may fill the pipe several times, so the drain continues while bytes arrive, for at most _LONGEST_DRAIN_S.
         """
         if state >= 0:
             os.write(self.ends[state - FIRST_PIPE][1], b"\0")
@@ -124,14 +124,15 @@ class Shared:
     pipes: Pipes
     files: JobFiles
     log: MlLog
-    noise: mmap.mmap  # the bytes that are written
+    noise: mmap.mmap  # the bytes that replayed writes write
     think_scale: float
     read_latency_s: float
     deadline_ns: int
     failures: tuple[int, int]  # ends of a pipe for error messages
     virtual: VirtualReplay | None  # None: time is real
     own_costs_ns: list[int]  # by Op: time that a player itself spends on a call, without the kernel's work
-    arrive: Callable[[], Callable[[], bool]]  # announces this rank to the others; the result returns whether all have arrived
+    # Announces this rank to the others; the returned function returns True once all have arrived.
+    arrive: Callable[[], Callable[[], bool]]
 
     def now_ns(self) -> int:
         """Return the time in ns: CLOCK_MONOTONIC, or that of the virtual clock."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from iotwin.benchmark.emulator.clock import VirtualClock
 from iotwin.workload_yaml.recording import Header
 
-# Kinds of keys: bytes in a pipe, room in a pipe, a post on a channel. The key of the wait for a thread's end is its slot.
+# Kinds of keys: bytes in a pipe, room in a pipe, a post on a channel. To wait for a thread's end, the key is the thread's slot.
 PIPE, ROOM, POST = ((kind << 56) for kind in (1, 2, 3))
 _WRITTEN, _READ, _FIRST, _NEXT, _ROOM, _HEAD = range(6)
 _ENTRIES = 1024  # writes of a pipe whose times are held; the last entry also stands for further ones
 
 
 class PipeTimes:
-    """When the bytes in each pipe were due to be written. Use it under the clock's lock: forked processes share its memory."""
+    """When the bytes in each pipe were due. Forked processes share this memory, so use it only under the clock's lock."""
 
     def __init__(self, pipes: int) -> None:
         self._width = _HEAD + 2 * _ENTRIES
@@ -26,7 +26,7 @@ class PipeTimes:
         return self._cells[first + _WRITTEN] - self._cells[first + _READ]
 
     def write(self, pipe: int, count: int, due_ns: int) -> None:
-        """Record that `count` bytes were written, which was due at `due_ns`."""
+        """Record that a thread wrote `count` bytes, and that this was due at `due_ns`."""
         cells, first = self._cells, pipe * self._width
         cells[first + _WRITTEN] += count
         if cells[first + _NEXT] - cells[first + _FIRST] < _ENTRIES:
@@ -35,7 +35,7 @@ class PipeTimes:
         cells[entry], cells[entry + 1] = cells[first + _WRITTEN], due_ns
 
     def read(self, pipe: int, count: int, due_ns: int) -> int:
-        """Record that a thread read `count` bytes and return when it did: when the last byte was due, but not before `due_ns`."""
+        """Record that a thread read `count` bytes. Return when the read was due: with the last byte, but not before `due_ns`."""
         cells, first = self._cells, pipe * self._width
         cells[first + _READ] += count
         while cells[self._entry(pipe, cells[first + _FIRST])] < cells[first + _READ]:

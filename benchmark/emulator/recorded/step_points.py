@@ -1,6 +1,6 @@
-"""Time the training of a replay: points of the ranks' main threads at which the player records how it spent its time.
+"""Time the training of a replay: the player records, at points of the ranks' main threads, how each spent its time.
 
-A point is a row with the operation STEP. Its columns are:
+A point is a row with the operation STEP, inserted into the recording. Its columns are:
 
 * `subject`: the training pass, counted from 0 for each rank; `fd`: the number of its steps;
 * `size`: a StepPoint;
@@ -26,12 +26,12 @@ _READS = (Op.OPEN, Op.READ, Op.CLOSE, Op.MAP, Op.TOUCH, Op.UNMAP, Op.COPY)
 _WRITES = (Op.WRITE, Op.SYNC, Op.DATASYNC, Op.RENAME, Op.UNLINK, Op.COPY_TO, Op.TRUNCATE)
 _WAITS = (Op.PIPE_READ, Op.POLL, Op.WAIT)
 _GROUPS = (_READS, _WRITES, _WAITS, (Op.MEET,))
-_WITHOUT_THINK = (Op.WAIT, Op.JOIN)  # waits that are recorded as begun at once, whatever the thread did before
+_WITHOUT_THINK = (Op.WAIT, Op.JOIN)  # waits that are recorded as if they began directly after the thread's previous row
 _TIMED_BY_END = (Op.POLL, Op.PIPE_READ, *_WITHOUT_THINK)  # operations whose `at_ns` is when they ended
 
 
 class StepPoint(IntEnum):
-    """What a rank has done at a point."""
+    """Position of a recorded STEP row in a training pass: the part of the pass that the rank has completed by then."""
 
     BEGIN = 0  # nothing of the pass yet: it is about to request its first batch
     STARTED = 1  # the first step
@@ -39,7 +39,7 @@ class StepPoint(IntEnum):
 
 
 class StepPoints:
-    """Memory that forked processes share: for each point, when it was reached and how long its thread's calls took so far."""
+    """Memory that forked processes share: for each point, when it was reached, and the time of its thread's calls until then."""
 
     def __init__(self, count: int) -> None:
         self._width = 1 + len(_GROUPS)
@@ -56,8 +56,9 @@ class StepPoints:
     def passes(self, recording: TwinRecording, first_rank: int, think_scale: float = 1.0) -> list[TrainedPass]:
         """Return the passes that the replay of `recording` has ended. `first_rank`: number of the recording's first rank.
 
-        The time of unpacking batches counts as waiting for data: the rank has no data yet on which it could compute. Waits for
-        other threads while it computes do not. `think_scale`: factor for the recorded times between calls.
+        The time of unpacking batches counts as waiting for data, because the rank has no data yet on which it could compute.
+        Waits for other threads during computation do not count as such. `think_scale`: factor for the recorded times between
+        calls.
         """
         columns = recording.columns
         rows = np.flatnonzero(columns["op"] == Op.STEP)
@@ -86,9 +87,9 @@ class StepPoints:
 
 
 def with_points(recording: TwinRecording) -> TwinRecording:
-    """Return an unedited recording with the points of its training passes, which change no time of any other row.
+    """Return an unedited recording with added points in its training passes. The times of all other rows remain the same.
 
-    A pass that the recording does not hold to its end has no points.
+    A pass that does not end within the recording gets no points.
     """
     batches = recording.header.batches
     if batches is None:
@@ -119,8 +120,8 @@ def with_points(recording: TwinRecording) -> TwinRecording:
 def unpacking_ns(recording: TwinRecording, first: int, end: int) -> NDArray[np.int64]:
     """Return how long a rank unpacked before it took each batch of a pass after the first, in ns.
 
-    That is the time from the end of its computation until it takes the batch, without its waits. It may unpack others, too.
-    `first`, `end`: bounds of the pass's batches. A batch for which the rank does not wait after its computation counts as 0.
+    This is the time from the end of a rank's computation until it takes the next batch, without its waits. The rank may unpack
+    other batches in this time, too. A batch for which the rank does not wait counts as 0. `first`, `end`: bounds of the batches.
     """
     batches, columns = recording.batches, recording.columns
     taken, computed = (np.array(each[first:end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
@@ -137,10 +138,10 @@ def unpacking_ns(recording: TwinRecording, first: int, end: int) -> NDArray[np.i
 
 
 def working_waits_ns(recording: TwinRecording, first: int, end: int) -> int:
-    """Return how long a rank unpacked and computed on a pass's batches after the first while it waits in the recording, in ns.
+    """Return the time (ns) in which a rank works on a pass's batches after the first, although the recording has it wait.
 
-    A rank that makes no call at the end of a step is recorded as waiting for the thread that sends its next request to a loader.
-    The point END divides a wait that lasts beyond the pass, so this wait does not count. `first`, `end`: bounds of the batches.
+    The work is unpacking and computing. If a rank makes no call at the end of a step, the recording shows a wait for the thread
+    that requests the next batch. A wait that lasts beyond the pass does not count. `first`, `end`: bounds of the batches.
     """
     batches, columns = recording.batches, recording.columns
     taken, computed = (np.array(each[first + 1 : end], np.int64) for each in (batches.taken_ns, batches.computed_ns))
@@ -178,7 +179,7 @@ def _moments(batches: RecordedBatches, first: int, end: int, earliest: int) -> l
 
 
 def _inserted(recording: TwinRecording, before: NDArray[np.int64], values: NDArray[np.int64]) -> TwinRecording:
-    """Return the recording with a point before each of the rows `before`, which then follows that much sooner.
+    """Return the recording with a point inserted before each of the rows `before`. The time before these rows is divided.
 
     `values`: thread, moment, pass, StepPoint, steps and `offset` of each point, shape (points, 6).
     """

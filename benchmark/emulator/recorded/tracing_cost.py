@@ -17,9 +17,9 @@ _NO_DESCRIPTOR = (1 << 31) - 1
 
 
 def without_tracing(recording: TwinRecording) -> TwinRecording:
-    """Return the recording as that of the untraced job: with less time between calls, by what tracing a call took.
+    """Return the recording as it would be without tracing: the time between calls is reduced by the cost of tracing a call.
 
-    If the present process is traced in the same way, its calls take as much longer themselves, so nothing is removed.
+    If the present process is traced in the same way, its calls take longer themselves, so nothing is removed.
     """
     header, columns = recording.header, recording.columns
     if not header.transfer_ns or is_traced(header.transfer_ns):
@@ -32,8 +32,9 @@ def without_tracing(recording: TwinRecording) -> TwinRecording:
 
 
 def is_traced(cost_ns: int) -> bool:
-    """Return whether a close takes at least half of `cost_ns` (the cost of tracing a read) longer than a call that is never
-    traced.
+    """Return True if closing a file takes at least `cost_ns` / 2 longer than a call that is never traced.
+
+    `cost_ns`: the cost of tracing a read.
     """
     return _median_ns(os.close) - _median_ns(os.fchdir) > cost_ns / 2
 

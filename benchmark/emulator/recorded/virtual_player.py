@@ -1,8 +1,8 @@
 """Replay a thread of a recording whose waits pass on a virtual clock. Its calls are real.
 
 A thread's own time, `due`, is the sum of the recorded times between its calls and of the measured times of its calls. The time
-that the player itself needs delays the thread, but does not count in `due`. A message carries the own time of its sender: it is
-received at that time, or when the receiver is due, whichever is later.
+that the player itself needs delays the thread, but is not part of `due`. A message carries its sender's own time. The message is
+received at that time or when the receiver is due, whichever is later.
 """
 
 import os
@@ -45,7 +45,7 @@ class VirtualPlayer(Player):
         written, room = self._replay.key(PIPE, pipe), self._replay.key(ROOM, pipe)
 
         def fits() -> bool:
-            """Write as much as the pipe takes. Return False if that is nothing, or if the pipe is as full as before."""
+            """Write as much as the pipe accepts. Return False if nothing fits, or if the pipe is as full as before."""
             nonlocal size, full_at, due_ns
             if times.held(pipe) == full_at:  # nobody has read since the pipe was full
                 return False

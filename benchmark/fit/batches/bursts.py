@@ -8,8 +8,8 @@ _CONTRAST = np.log(3)  # logarithm of the least ratio of gaps between batches to
 _THRESHOLDS = 40  # thresholds tried between the shortest and the longest gap, evenly spaced in logarithms
 _ENOUGH = 12  # least number of accesses that can show a pattern
 _FEWEST, _FEWEST_SOUGHT = 3, 6  # least number of groups of one size; the second if many thresholds are tried
-_REGULAR = 0.5  # groups are batches if this share of them has the most common size
-_CLEARLY = 0.1  # a threshold replaces the guess if it is better by this much
+_REGULAR = 0.5  # groups are batches if at least this share of them has the most common size
+_CLEARLY = 0.1  # another threshold replaces the guess if its share is larger by this much
 
 
 def batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -18,11 +18,11 @@ def batches_by_pauses(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDA
 
 
 def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of the batch that each access (sorted by `starts`) lies in.
+    """Return the index of the batch to which each access (sorted by `starts`) belongs.
 
-    Returns `guess`, unless the groups of another threshold have one common size clearly more often: on a busy machine, gaps alone
-    give a wrong threshold. If groups have no common size, each access is a batch. With fewer than a dozen accesses, returns
-    `guess`. A few adjacent groups that together have the common size are one batch, in which the process paused.
+    Returns `guess`, unless another threshold yields groups that clearly more often have one common size. On a busy machine, gaps
+    alone give a wrong threshold. If groups have no common size, each access is a batch. If there are fewer than a dozen accesses,
+    returns `guess`. A few adjacent groups that together have the common size are one batch, in which the process paused.
     """
     gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], _NO_PAUSE_NS))
     if len(starts) < _ENOUGH:
@@ -39,7 +39,7 @@ def regular_batches(starts: NDArray[np.int64], ends: NDArray[np.int64], guess: N
 def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return `number` with adjacent smaller groups joined if together they have the most common size.
 
-    Such groups are pieces of one batch. More of them in a row are separate batches, such as those of an evaluation.
+    Such groups are parts of one batch. Longer rows of small groups are separate batches, such as those of an evaluation.
     """
     sizes = np.bincount(number)
     common = int(np.bincount(sizes).argmax())
@@ -51,7 +51,7 @@ def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _split(gap_logs: NDArray[np.float64], threshold: float) -> NDArray[np.int64]:
-    """Return the group of each access: gaps over the threshold separate groups, if they are much longer than the others."""
+    """Return the group of each access. Gaps over the threshold separate groups if they are much longer than the other gaps."""
     beyond = gap_logs > threshold
     apart = gap_logs[beyond].mean() - gap_logs[~beyond].mean() >= _CONTRAST
     number: NDArray[np.int64] = np.append(0, np.cumsum(beyond & apart))
@@ -59,9 +59,9 @@ def _split(gap_logs: NDArray[np.float64], threshold: float) -> NDArray[np.int64]
 
 
 def _regularity(number: NDArray[np.int64], fewest: int) -> float:
-    """Return the number of groups of the most common size as a share of all groups or accesses, whichever is less.
+    """Return the share of groups with the most common size: among all groups or among all accesses, whichever is fewer.
 
-    Returns 0 if that size is one access.
+    Returns 0 if the most common size is one access.
     """
     sizes = np.bincount(number)[:-1]  # the last may be cut short
     found, counts = np.unique(sizes, return_counts=True)
@@ -72,10 +72,10 @@ def _regularity(number: NDArray[np.int64], fewest: int) -> float:
 
 
 def _between_long_gaps(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of the group between long gaps that each access lies in.
+    """Return, for each access, the index of its group. Long gaps separate groups.
 
-    The gaps within a batch and those between batches form two groups; the threshold is where splitting the logarithms of the gaps
-    in two leaves the least variance within the groups (Otsu, IEEE Trans. SMC 9(1), 1979). One group: every sample is a batch.
+    The threshold is the value that splits the logarithms of the gaps into two sets with the least variance within the sets (Otsu,
+    IEEE Trans. SMC 9(1), 1979): gaps within batches, and gaps between them. A single group means that every sample is a batch.
     """
     gap_logs = np.log(np.maximum(starts[1:] - ends[:-1], 1000))
     logs = np.sort(gap_logs)

@@ -56,9 +56,9 @@ def deliveries(job: Job) -> Deliveries:
 
 
 def _are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which messages (pid, result: bytes; sorted by time) report that a loader has no more batches.
+    """Return a mask of the messages (pid, result: bytes; sorted by time) which report that a loader has no more batches.
 
-    These are the loader's last message and those as short, if all other messages are much longer.
+    They are the loader's last message and all messages as short as that, if its other messages are much longer.
     """
     of_loader = messages.groupby("pid")["result"]
     short = messages["result"] <= of_loader.transform("last") + _NUMBER_BYTES
@@ -70,8 +70,8 @@ def _are_ends(messages: pd.DataFrame) -> NDArray[np.bool_]:
 def _ignored(pids: pd.Series, sent_ns: NDArray[np.int64], is_end: NDArray[np.bool_], asked: pd.DataFrame) -> NDArray[np.int64]:
     """Return how many requests the loader had ignored before each of its messages, which are sorted by loader and time.
 
-    A loader that has no more batches ignores the requests that it still gets, until the rank asks it to begin another pass. It
-    answers that by a second short message, and the rank waits for this answer, so all requests before it have been read by then.
+    A loader that has no more batches ignores further requests, until the rank asks it to begin another pass. It answers this by
+    a second short message. The rank waits for this answer, so the loader has read all requests before it by then.
     """
     ignored = np.zeros(len(pids), np.int64)
     of_process, loader = asked.groupby("pid")["asked_ns"].agg(list).to_dict(), pids.to_numpy(np.int64)
@@ -100,8 +100,8 @@ def _asked(messages: pd.DataFrame, loaders: NDArray[np.int64]) -> pd.DataFrame:
 def delivery_of(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]:
     """Return the row of `delivered.batches` that each of a loader's calls (pid, start_ns) served, -1 if none.
 
-    A call serves the latest request that its process had received, if the process received one for every batch. The thread that
-    sends a batch may be late, when the loader already reads for the next batch. Else, a call serves the next delivery.
+    If its process received a request for every batch, a call serves the latest request that had been received. The thread that
+    sends a batch may be late, while the loader already reads for the next batch. Otherwise, a call serves the next delivery.
     """
     batch = np.full(len(calls), -1, np.int64)
     pids, starts = calls["pid"].to_numpy(), calls["start_ns"].to_numpy()

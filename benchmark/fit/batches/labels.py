@@ -1,7 +1,7 @@
 """Labels a job's calls on files by how certainly each belongs to a batch of samples.
 
-A call is *dealt* if a loader made it for a batch that had been requested. It is *streamed* if the loader reads on in a file
-where it stopped for the previous batch, or reads for several batches at once. It is *timed* if nothing connects it with a batch.
+A call is *dealt* if a loader made it for a batch that had been requested. It is *streamed* if the loader continues in a file
+where it stopped for the previous batch, or reads for several batches at once. Otherwise, it is *timed*: it belongs to no batch.
 """
 
 import pickle
@@ -20,19 +20,20 @@ from iotwin.trace_store import schema
 from iotwin.workload_yaml.recording import Label
 
 _KINDS = {"dataset": "data", "checkpoint": "checkpoints", "other": "other files"}
-# A file is a stream if more than this share of the batches that read it go on where the batch before stopped. Samples drawn at
-# random go on by chance once in as many batches as the file has samples; a reader of shards goes on in all but the first.
+# A file is a stream if, of the batches that read it, more than this share continue where the previous batch stopped. Random
+# samples do so by chance once in as many batches as the file has samples; readers of shards do so in all batches but the first.
 _STREAMED = 0.5
 # A loader reads ahead if it reads for fewer than this share of its batches. A loader that reads by sample reads for each batch.
 _READ_EACH = 0.9
-_AGREE = 0.5  # the samples are known if at least this share of the batches have equally many parts,
-_COMMON = 0.25  # counting all numbers of parts that at least this share has, as evaluations may have another
-# A request names each of its samples in at least this many bytes (a small number, pickled), besides its own number.
+_AGREE = 0.5  # the samples are known if at least this share of the batches have equally many parts
+_COMMON = 0.25  # several numbers of parts count if each has at least this share of batches, as evaluations may have another
+# A request names each of its samples in at least this many bytes (a small number, pickled), in addition to its own number.
 _INDEX_BYTES, _EMPTY_REQUEST_BYTES = 2, len(pickle.dumps((0, [])))
-_REPEATS = 0.25  # sizes repeat if at most this share of their variance lies within parts of one position
+_REPEATS = 0.25  # sizes repeat if at most this share of their variance is between parts at the same position
 _FEWEST_VISITS = 12  # least number of a rank's visits of files that can show a pattern
 _FEWEST_BATCHES = 2  # least number of batches: within one batch, no part is read again
-_TOGETHER, _APART = 0.9, 0.5  # how often parts of a sample follow one another at least, and how much more often than other parts
+# Parts of a sample follow one another in at least _TOGETHER of cases, and by at least _APART more often than other parts.
+_TOGETHER, _APART = 0.9, 0.5
 _SHOWN = 0.005  # smaller shares would be shown as 0%
 
 
@@ -45,7 +46,7 @@ class Labelled(NamedTuple):
     * `batch`: index of the batch that a dealt or streamed call served, else -1
     * `sample`: index within the batch of the sample that a dealt call read, -1 if that is unknown
 
-    steps: those whose indices are the batches, if neither deliveries nor bursts of reads show batches; otherwise None
+    steps: the steps whose indices are the batches, if neither deliveries nor bursts of reads show batches; otherwise None
     """
 
     calls: pd.DataFrame
@@ -84,10 +85,10 @@ def label_calls(job: Job) -> Labelled:
 
 
 def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the batch that each call (sorted by process and time) of a rank's main thread served, -1 for calls of others.
+    """Return the batch that each call (sorted by process and time) of a rank's main thread served, -1 for calls of other threads.
 
-    No loader delivers batches in this job: its ranks read in bursts, between which they compute. Page faults form no bursts,
-    since a page that is in memory causes no fault.
+    It is for jobs in which no loader delivers batches: ranks read in bursts, and compute between these. Page faults form no
+    bursts, since a page that is in memory causes no fault.
     """
     batch, taken = np.full(len(calls), -1, np.int64), 0
     if job.is_mapped():
@@ -108,8 +109,8 @@ def _own_batches(job: Job, calls: pd.DataFrame) -> NDArray[np.int64]:
 def _visits(calls: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index of the visit that each call (of one process, sorted by time) belongs to.
 
-    A visit of a file is all that is done from its opening to its closing, if the process does nothing else in between. Any other
-    call is a visit by itself. If visits are few, as when batch after batch continues in a big file, each call is a visit.
+    A visit of a file is all calls from its opening to its closing, if the process does nothing else in between. Any other call is
+    a visit by itself. If there are few visits, as when all batches continue in a big file, each call is a visit.
     """
     opens, closes = calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)
     begins = (calls["file_id"].diff() != 0) | opens
@@ -122,8 +123,8 @@ def _visits(calls: pd.DataFrame) -> NDArray[np.int64]:
 def _bursts(calls: pd.DataFrame, visit: NDArray[np.int64], saving: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index of the batch that each visit of a process belongs to.
 
-    `saving`: its calls on checkpoints, whose time does not count as pauses between visits. If the same visits form a burst in
-    each epoch, such as those of an image and its label, the burst is a sample, and a burst of samples is a batch.
+    `saving`: the process's calls on checkpoints, whose time does not count as pauses between visits. If the same visits form a
+    burst in each epoch, such as those of an image and its label, the burst is a sample, and a burst of samples is a batch.
     """
     by_visit = calls.assign(offset=calls["offset"].fillna(0)).groupby(visit)
     spans = by_visit.agg(begin=("start_ns", "min"), end=("end_ns", "max"), file_id=("file_id", "first"), offset=("offset", "min"))
@@ -142,7 +143,7 @@ def _bursts(calls: pd.DataFrame, visit: NDArray[np.int64], saving: pd.DataFrame)
 
 
 def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
-    """Return, by call, whether a rank's thread other than its main thread made it.
+    """Return a mask of the calls that threads of ranks other than their main threads made.
 
     Such threads read ahead, as those of tf.data do.
     """
@@ -151,10 +152,10 @@ def _is_in_readers_thread(job: Job, calls: pd.DataFrame) -> pd.Series:
 
 
 def _turns(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]:
-    """Return, for each batch, how many batches its loader had delivered by then, this one included.
+    """Return, for each batch, how many batches its loader had delivered by then, including this one.
 
-    Some messages are no batches: they answer that an epoch begins. Their requests have another size than the requests for batches
-    that calls served.
+    Some messages are not batches: they answer that an epoch begins. The requests for them differ in size from the requests for
+    batches that calls served.
     """
     sizes = delivered.batches.merge(delivered.requests, on=["pid", "turn"], how="left")["size_bytes"]
     read = sizes[sizes.index.isin(calls["batch"])]
@@ -163,9 +164,9 @@ def _turns(calls: pd.DataFrame, delivered: Deliveries) -> NDArray[np.int64]:
 
 
 def _is_streamed(calls: pd.DataFrame, turns: NDArray[np.int64], mapped: bool) -> pd.Series:
-    """Return by call whether it reads ahead of the batches: in a file that batches read on, or for several batches at once.
+    """Return a mask of the calls that read ahead: in a file that several batches continue, or for several batches at once.
 
-    `turns`: as of `_turns`; `mapped`: most of the data are read by page faults.
+    `turns`: the result of `_turns`. `mapped`: True if page faults read most of the data.
     """
     reads = calls[calls["op"].isin(schema.READ_OPS) & (calls["result"] > 0)]
     by_file = reads.groupby(["pid", "file_id"])
@@ -183,9 +184,8 @@ def _is_streamed(calls: pd.DataFrame, turns: NDArray[np.int64], mapped: bool) ->
 def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index within its batch of the sample that each dealt call (sorted by process and time) read, -1 if unknown.
 
-    It is unknown if the number of parts varies too much between batches. Samples that follow one another in a file that stays
-    open count as one. If the loader opens a file for a batch and keeps it open, the additional parts of that batch come first:
-    they are its set-up.
+    It is unknown if the number of parts varies too much between batches. Successive samples in a file that remains open count as
+    one. If the loader opens a file for a batch and leaves it open, that batch has additional parts. They come first, as set-up.
     """
     part = _parts(calls)
     by_part = calls.assign(part=part, offset=calls["offset"].fillna(0)).groupby(["batch", "part"], as_index=False)
@@ -193,7 +193,8 @@ def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
     counts = parts.groupby("batch").size()
     sets_up = _opens_to_keep(calls).reindex(counts.index)
     shares = counts[~sets_up].value_counts(normalize=True)
-    usual = max(shares.index.tolist(), key=lambda count: float(shares[count]) * count, default=0)  # explains most parts
+    # The number that explains most parts.
+    usual = max(shares.index.tolist(), key=lambda count: float(shares[count]) * count, default=0)
     common = shares.index[(shares >= _COMMON) | (shares.index == usual)]
     if shares[common].sum() < _AGREE:
         return np.full(len(calls), -1, np.int64)
@@ -213,7 +214,7 @@ def _samples(calls: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _opens_to_keep(calls: pd.DataFrame) -> pd.Series:
-    """Return, by batch, whether a file is opened for it that remains open after it."""
+    """Return a mask by batch: True if a file is opened for the batch and remains open after it."""
     change = np.select([calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.CLOSE_OPS)], [1, -1], 0)
     return pd.Series(change).groupby(calls["batch"].to_numpy()).sum() > 0
 
@@ -221,8 +222,8 @@ def _opens_to_keep(calls: pd.DataFrame) -> pd.Series:
 def _parts(calls: pd.DataFrame) -> NDArray[np.int64]:
     """Return the index within its batch of the part of a file that each call read: a visit of the file, or a range of it.
 
-    A part ends where the process goes to another file or opens a file again. In a file that stays open for several batches it
-    ends where the process reads elsewhere.
+    A part ends when the process goes to another file or opens a file again. In a file that remains open for several batches, a
+    part also ends when the process reads elsewhere.
     """
     opens, reads = calls["op"].isin(schema.OPEN_OPS), calls["op"].isin(schema.READ_OPS)
     key = [calls["pid"], calls["file_id"]]
@@ -235,9 +236,10 @@ def _parts(calls: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
-    """Return the number of parts of a sample: of parts that follow one another each time that they are read; 1 if none do.
+    """Return the number of parts of a sample: parts that follow one another each time that they are read; 1 if none do.
 
-    `places`: where each part lies, shape (batches, parts). Parts of a sample stay together when samples come in another order.
+    `places`: the file range of each part, as a number, shape (batches, parts). Parts of one sample remain together even if
+    samples come in another order.
     """
     count = int(places.shape[1])
     if len(places) < _FEWEST_BATCHES:
@@ -262,8 +264,8 @@ def _parts_that_stay_together(places: NDArray[np.int64]) -> int:
 def _parts_of_a_sample(sizes: NDArray[np.float64], most: int) -> int:
     """Return the number of parts of a sample, for example 2 for an image and its label.
 
-    That is the period with which `sizes` (logarithms, shape (batches, parts)) repeat. If they do not repeat, it is the least
-    number for which a batch has at most `most` samples.
+    It is the period with which `sizes` (logarithms, shape (batches, parts)) repeat. If they do not repeat, it is the least number
+    for which no batch has more than `most` samples.
     """
     count = sizes.shape[1]
     possible = [each for each in range(1, count + 1) if count % each == 0 and count <= each * most] or [count]

@@ -1,7 +1,7 @@
 """The batches of a job that logs its steps, if nothing else shows when its rank took which batch.
 
 A rank without loaders may read its batches by threads, or through memory maps, whose pages cause no fault once they are in
-memory. Then its calls come in no bursts, but the steps that it logs show when it had a batch, and when it wanted the next one.
+memory. Then its calls form no bursts. But the steps that it logs show when it had a batch, and when it wanted the next one.
 """
 
 import numpy as np

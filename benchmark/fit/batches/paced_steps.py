@@ -1,7 +1,7 @@
 """The steps of a rank that logs none, inferred from the pauses between the reads of its other threads.
 
-Threads that read ahead, as those of tf.data do, stop when their buffers are full, and go on when the rank takes a batch. So the
-times between their bursts of reads are multiples of the time of a step, if steps take equally long.
+Threads that read ahead, as those of tf.data do, stop when their buffers are full, and continue when the rank takes a batch. So
+if steps take equally long, the times between the threads' bursts of reads are multiples of the time of a step.
 """
 
 from itertools import pairwise
@@ -18,21 +18,21 @@ _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 STEP_COLUMNS = ["pid", "pass", "wanted_ns", "start_ns", "end_ns"]
 _MOST_STEPS = 64  # most steps between two bursts; step times vary too much to count more
-_ENOUGH = 256  # most pauses that are tried, drawn evenly: the time grows with the square of their number
-_FEWEST = 9  # least number of pauses; fewer are multiples of some time by chance
-# The share between bursts of the time in which no thread reads; the rest is within bursts.
+_ENOUGH = 256  # most pauses that are tried, chosen evenly, since the time grows with the square of their number
+_FEWEST = 9  # least number of pauses; fewer pauses are multiples of some time by chance
+# Between bursts, no thread reads for this share of the time; the rest belongs to the bursts.
 _IDLE = 0.9
-_AS_LONG = 0.2  # a pause also separates bursts if it is at least this share of the shortest one that does
+_AS_LONG = 0.2  # a shorter pause also separates bursts if it is at least this share of the shortest such pause
 # The distance of a pause to the nearest multiple of an unrelated time, as a share of that time, is uniform from -1/2 to 1/2.
 _CHANCE, _CHANCE_SPREAD = 1 / 4, 1 / np.sqrt(48)  # mean and standard deviation of its absolute value
-_CERTAIN = 5.0  # standard errors below chance: a few thousand tries do not reach that by chance
+_CERTAIN = 5.0  # the mean must be this many standard errors below chance; a few thousand tries do not reach this by chance
 
 
 def paced_steps(job: Job) -> pd.DataFrame:
     """Return the steps of the job's only rank, in order of time, with the columns of `logged_steps`.
 
-    Returns none if the rank's other threads read little ahead, or if the pauses between their reads show no steps. A step lasts
-    until the next one begins: how long the rank waited for its batch is unknown.
+    Returns no steps if the rank's other threads read little ahead, or if the pauses between their reads show none. A step lasts
+    until the next one begins, since it is unknown how long the rank waited for its batch.
     """
     ranks = job.processes.loc[job.processes["role"] == "rank"]
     none = pd.DataFrame(columns=STEP_COLUMNS, dtype=np.int64)
@@ -77,7 +77,7 @@ def _bursts(ahead: pd.DataFrame) -> pd.DataFrame:
 
 
 def time_of_a_step(pauses: _Floats) -> float:
-    """Return the time (ns) of which all `pauses` (ns) are nearly multiples; 0 if there is none, or if it may be chance."""
+    """Return the time (ns) of which all `pauses` (ns) are nearly multiples; 0 if there is none, or if chance may explain it."""
     pauses = pauses[pauses > 0]
     if len(pauses) < _FEWEST:
         return 0.0
@@ -93,7 +93,7 @@ def time_of_a_step(pauses: _Floats) -> float:
 
 
 def _begin_of_pass(ahead: pd.DataFrame, before: pd.DataFrame, own: pd.DataFrame) -> int:
-    """Return when threads began to read for a pass: with its first read, or before, when they opened a file for it."""
+    """Return when threads began to read for a pass: with its first read or, if they opened a file for it before, with this."""
     since_ns, first_ns = int(before["end_ns"].iloc[-1]), int(own["start_ns"].iloc[0])
     opened = ahead[ahead["op"].isin(schema.OPEN_OPS) & ahead["start_ns"].between(since_ns, first_ns)]
     return int(opened["start_ns"].min()) if len(opened) else first_ns

@@ -1,4 +1,4 @@
-"""The batches that a rank took for its steps, if nothing but the steps shows when it took which batch."""
+"""The batches that a rank took for its steps, if only the steps show when it took each batch."""
 
 from typing import NamedTuple
 
@@ -29,10 +29,10 @@ def known_steps(job: Job) -> RankSteps:
 
 
 def batches_of_steps(steps: pd.DataFrame, calls: pd.DataFrame) -> _Ints:
-    """Return, by call on the data set, the index of the step that it reads for; -1 if none, or if steps explain few bytes.
+    """Return, by call on the data set, the index of the step for which it reads; -1 if none, or if steps explain few bytes.
 
-    The rank's main thread reads for the batch that it waits for. Its other threads read ahead, at the pace at which it takes
-    batches: what they read between two steps' begins counts for the later one.
+    The rank's main thread reads for the batch that it waits for. Its other threads read ahead as fast as it takes batches. So
+    their reads between the begins of two steps belong to the later step.
     """
     if steps.empty:
         return np.full(len(calls), -1, np.int64)

@@ -1,4 +1,4 @@
-"""Regions of files, and the passes in which batches read them again."""
+"""Regions of files, and the passes in which batches read these regions again."""
 
 from itertools import pairwise
 
@@ -18,11 +18,11 @@ def regions_of(calls: pd.DataFrame) -> pd.Series:
 
 
 def numbers_of_repeats(regions: list[set[int]]) -> _Ints:
-    """Return for each batch the index of its pass. A new pass begins with a batch that reads a region of the pass again.
+    """Return the index of each batch's pass. A new pass begins with a batch that reads a region of the present pass again.
 
     `regions`: for each batch, the regions of files that it reads. If every pass begins with batches over the same set of regions,
-    and reads others later, each pass is split there, into an epoch and its evaluation. If consecutive passes have few regions in
-    common, samples are drawn with replacement, and all batches are one pass.
+    and then reads other regions, each pass is split there into an epoch and its evaluation. If consecutive passes have few
+    regions in common, samples are drawn with replacement, and all batches are one pass.
     """
     seen: set[int] = set()
     begins = [0]
@@ -45,7 +45,7 @@ def numbers_of_repeats(regions: list[set[int]]) -> _Ints:
 
 
 def _same_beginning(a: list[set[int]], b: list[set[int]]) -> int:
-    """Return for how many batches two passes begin with equal regions, in another order; 0 if they begin with the same batch."""
+    """Return for how many batches two passes begin with equal regions, in another order; 0 if the first batches are equal."""
     read_a: set[int] = set()
     read_b: set[int] = set()
     for number, (own_a, own_b) in enumerate(zip(a, b, strict=False), 1):

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from iotwin.workloads.policies.cadence import Cadence
 
 _NONE = -1  # Cadence.also
-_LATE = 0.15  # an asynchronous checkpoint may seem late by this share of the interval in steps
+_LATE = 0.15  # an asynchronous checkpoint may be seen late by this share of the interval in steps
 _FEWEST = 4  # least number of intervals that can show whether a clock or a step count triggers checkpoints
-_BY_TIME = 0.5  # a clock triggers if the relative deviation of seconds is below this share of that of steps
-_LATE_STEPS = 1  # intervals of a step count may differ by this many steps, since a checkpoint may seem late
+_BY_TIME = 0.5  # a clock triggers checkpoints if intervals in seconds vary (relatively) by less than this share of those in steps
+_LATE_STEPS = 1  # intervals by step count may differ by this many steps, since a checkpoint may be seen late
 _MANY_MISSED = 0.05  # a cadence is rejected if its number of events differs by more than this share from the observed number
 _ROW = 3  # this many events at equal intervals are not coincidence
 
 
 def find_cadence(seen: Sequence[int], until: int, exact: bool, one_more: bool = True) -> Cadence:
-    """Return the cadence whose events up to `until` match those `seen` best: in number first, then in time.
+    """Return the cadence whose events up to `until` match `seen` best: first in number, then in time.
 
     `seen` and `until` are epochs, steps or seconds, counted from 1; `seen` ascends. If not `exact`, events may be a bit late.
     If `one_more`, the first or the last event may be an additional one, outside the cadence. Among equal matches, the simplest
@@ -36,18 +36,20 @@ def explains(cadence: Cadence, seen: Sequence[int], until: int, exact: bool) -> 
 
 
 def steady(seen: Sequence[int]) -> int | None:
-    """Return the n for which the events in `seen` came after n, 2 n, 3 n, ... steps or a little later; None if none exists."""
+    """Return the n for which the events in `seen` came after n, 2 n, 3 n, ... steps or a little later; None if there is no such
+    n.
+    """
     if len(seen) < _ROW:
         return None
     numbers = np.arange(1, len(seen) + 1)
-    every = int((np.array(seen) // numbers).min())  # none comes early
+    every = int((np.array(seen) // numbers).min())  # no event comes early
     return every if (np.array(seen) - numbers * every <= _LATE * every).all() else None
 
 
 def find_intervals(seen: Sequence[int], in_epoch: int) -> list[tuple[int, int]]:
     """Return (step, interval in steps from that step on) for each change of the interval between the checkpoints `seen`.
 
-    An epoch has `in_epoch` steps. Checkpoints at ends of epochs are ignored if that leaves fewer changes.
+    An epoch has `in_epoch` steps. Checkpoints at ends of epochs are ignored if there are then fewer changes.
     """
     within = [step for step in seen if step % in_epoch]
     return min((_runs(steps) for steps in (seen, within) if steps), key=len, default=[])
@@ -68,7 +70,7 @@ def _runs(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def find_seconds(steps: Sequence[int], begun_ns: NDArray[np.int64]) -> float | None:
-    """Return the seconds between checkpoints if a clock triggers them; None if a step count does, or if that is unknown.
+    """Return the seconds between checkpoints if a clock triggers them; None if a step count does, or if this is unknown.
 
     `steps`: number of steps done when each checkpoint began; `begun_ns`: when it began. Both ascend. A checkpoint begins at the
     end of a step, on average half a step after it is due.

@@ -1,4 +1,4 @@
-"""Find the checkpoints of a traced job: their times, files and writes, their syncs, and whether training went on meanwhile."""
+"""Find the checkpoints of a traced job: their times, files, writes and syncs, and whether training continued meanwhile."""
 
 import re
 import sys
@@ -30,8 +30,8 @@ _BESIDE = 0.25  # checkpoints are asynchronous if training went on during more t
 class SeenCheckpoint:
     """One checkpoint of the job, and the files that were written for it."""
 
-    epoch: int  # training epochs that had ended when it began, but at least 1; 0: before training began
-    steps: int  # training steps done when it began
+    epoch: int  # number of training epochs that had ended when the checkpoint began, but at least 1; 0: before training began
+    steps: int  # number of training steps done when the checkpoint began
     beside: bool  # a background thread or process wrote it while training went on
     files: list[SeenFile]
 
@@ -44,7 +44,7 @@ class SeenCheckpoints:
     each: list[SeenCheckpoint]
     between_epochs: bool  # True if all came between epochs
     lead_s: NDArray[np.float64]  # seconds from the start of each logged checkpoint to its first file
-    tail_s: NDArray[np.float64]  # rest of each one's seconds, without lead, serialization and calls
+    tail_s: NDArray[np.float64]  # other seconds of each logged checkpoint: without lead, serialization and calls
     directory_sync: bool = False  # the job synced folders, too
     keep: int | None = None  # number of newest checkpoints that remain; None: all
     before: Sequence[str] = ()  # one file name of each checkpoint from before the job, oldest first
@@ -190,7 +190,10 @@ def _shape(name: str) -> str:
 
 
 def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.int64]) -> bool:
-    """True if the job removed all older checkpoints except one per end of an epoch. `ends`: steps done at each end, from 0."""
+    """True if the job removed older checkpoints except one per end of an epoch.
+
+    `ends`: steps done at each end, the first at 0.
+    """
     removed = set(_removals(job)["file_id"])
     numbered = [[file for file in point.files if _numbered(file.name) is not None] for point in each]
     newest = max((index for index, files in enumerate(numbered) if any(file.file_id in removed for file in files)), default=-1)
@@ -213,9 +216,9 @@ def _epoch_ends_kept(job: Job, each: Sequence[SeenCheckpoint], ends: NDArray[np.
 def _point_of(
     each: Sequence[SeenCheckpoint], file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]
 ) -> SeenCheckpoint | None:
-    """Return the checkpoint in `each` that `file` belongs to; None if `file` is the first one of a new checkpoint.
+    """Return the checkpoint in `each` to which `file` belongs; None if `file` is the first one of a new checkpoint.
 
-    Several checkpoints may be written at the same time. The number in the file's name shows which one it belongs to.
+    Several checkpoints may be written at the same time. Then the number in the file's name shows the checkpoint.
     """
     for point in reversed([point for point in each[-_IN_FLIGHT:] if point.beside or point is each[-1]]):
         numbers = {_numbered(other.name) for other in point.files} - {None}
@@ -235,7 +238,7 @@ def _numbered(name: str) -> str | None:
 
 
 def _is_new(point: SeenCheckpoint, file: SeenFile, ended: int, before: int, taken: NDArray[np.int64]) -> bool:
-    """Return whether `file` belongs to a checkpoint after `point`. It does in each of these cases:
+    """Return True if `file` belongs to a later checkpoint than `point`. It does in each of these cases:
 
     * `point` already has a file of that name;
     * the job renames whole folders, and the file is in another folder;
@@ -282,10 +285,10 @@ def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[
 def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     """Replace the numbers that count checkpoints in the names of all files by `number`, such as '{epoch}'.
 
-    Names that differ only in their numbers are compared, one place after another. The numbers at a place count checkpoints if no
-    two checkpoints have one in common, or if each checkpoint has a single number there and these differ. Numbers at other places,
-    as of the parts of a checkpoint, remain. Folders that were renamed all get the most common name, since another name was a
-    second attempt to write the same checkpoint.
+    Names that differ only in their numbers are compared, one position after another. The numbers at a position count checkpoints
+    if each checkpoint has a single number there and all these differ, or if no two checkpoints have one in common. Other numbers,
+    such as those of the parts of a checkpoint, remain. Renamed folders all get the most common name, since another name comes
+    from a second attempt to write the same checkpoint.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
     for index, point in enumerate(each):

@@ -10,8 +10,8 @@ from iotwin.benchmark.fit.passes import Pass
 
 _FEWEST = 3  # least number of steps with a snapshot that can be compared with other steps
 _EACH = 0.9  # all steps count as steps with a snapshot if at least this share of them has one
-_SOONEST, _LATEST = 0.25, 0.5  # shares of steps that waited least, and most, until another checkpoint could begin
-_FOLLOWS = 0.7  # steps wait if the time after the wait varies by at most this share of the steps' variation
+_SOONEST, _LATEST = 0.25, 0.5  # shares of the steps that waited shortest, and longest, until another checkpoint could begin
+_FOLLOWS = 0.7  # steps wait if the time after the wait varies by at most this share of the variation of whole steps
 _ERRORS = 3.0  # a difference of medians by more standard errors than this is statistically significant
 
 
@@ -20,9 +20,9 @@ def apart_from_snapshots(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the seconds of computation of the steps without a snapshot, and the seconds of each snapshot.
 
-    The job copies its state before it opens a checkpoint's first file, so the copy is part of the step under way. If that
-    step had only just begun, the copy is part of the step before, since a background thread opens the file a little later.
-    Returns all computations and no snapshots if steps with a snapshot are not significantly longer than other steps.
+    The job copies its state before it opens a checkpoint's first file, so the copy is part of the step under way. If that step
+    had only just begun, the copy is part of the step before: a background thread opens the file a little later. If steps with a
+    snapshot are not significantly longer than other steps, returns all computation times and no snapshots.
     """
     compute_s = np.concatenate([part.computation_s for part in training])
     begins_ns = np.concatenate([part.taken_ns for part in training])
@@ -55,8 +55,8 @@ def _apart_from_waits(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (computation_s, snapshots_s) as `apart_from_snapshots` does, for steps that all have a snapshot.
 
-    `room_ns`: when another checkpoint could begin, per checkpoint. Steps that waited long for it show the snapshot, which
-    follows the wait. Steps that waited least show the computation.
+    `room_ns`: for each checkpoint, when another checkpoint could begin. The snapshot follows this wait, so steps that waited long
+    show the time of the snapshot. Steps that waited least show the computation.
     """
     held, first = np.unique(held, return_index=True)
     lengths_s, room_s = compute_s[held], (room_ns[first] - begins_ns[held]) / 1e9
@@ -84,7 +84,7 @@ def _longer(values_s: NDArray[np.float64], others_s: NDArray[np.float64]) -> boo
 
 
 def _room_ns(checkpoints: SeenCheckpoints, begins_ns: NDArray[np.int64], opened_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return when another checkpoint could begin, because few enough were under way: per step, not before the step began."""
+    """Return, for each step, when another checkpoint could begin because few enough were under way; at least the step's begin."""
     spans = np.array([(point.files[0].start_ns, max(file.whole_ns for file in point.files)) for point in checkpoints.each])
     room = begins_ns.copy()
     for number, (begin, opened) in enumerate(zip(begins_ns, opened_ns, strict=True)):

@@ -30,10 +30,10 @@ def quantiles(values_s: NDArray[np.float64]) -> Duration:
 
 
 def by_step(passes_s: Sequence[NDArray[np.float64]], steps: int) -> Duration:
-    """Return the times in step order if all passes take equally long for the same step; otherwise their quantiles.
+    """Return the times in step order if the same step takes equally long in all passes; otherwise their quantiles.
 
-    They do in evaluations that read samples in the same order each time. `steps`: number of steps of a pass. The time of
-    the last step may be missing in `passes_s`.
+    This is so in evaluations that read samples in the same order each time. `steps`: number of steps of a pass. `passes_s` may
+    lack the time of the last step.
     """
     values_s = np.concatenate(passes_s)
     if len(passes_s) < 2 or steps < _LEAST_STEPS or any(len(each) not in (steps - 1, steps) for each in passes_s):
@@ -50,7 +50,7 @@ def by_step(passes_s: Sequence[NDArray[np.float64]], steps: int) -> Duration:
 def warm_up(values_s: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     """Return (how much longer than the median the first value is, the remaining values) in seconds.
 
-    That is 0, and all values remain, unless the first one is much longer than all others: a framework compiles in a first step.
+    Unless the first value is much longer than all others, returns (0, all values). A framework may compile in its first step.
     """
     later = values_s[1:]
     if len(later) and values_s[0] > _WARM_UP * np.quantile(later, 0.95):
@@ -59,7 +59,7 @@ def warm_up(values_s: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
 
 
 def warm_first(values_s: NDArray[np.float64]) -> Duration:
-    """Return few times in their order if the first one warms up, otherwise their quantiles."""
+    """Return the few times in their order if the first one is much longer; otherwise their quantiles."""
     if len(values_s) <= _QUANTILES and warm_up(values_s)[0]:
         return InOrder([round(max(float(value), 0.0), 6) for value in values_s])
     return quantiles(values_s)

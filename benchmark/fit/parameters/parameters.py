@@ -97,9 +97,9 @@ def fit_parameters(trace: Trace) -> Fitted:
 
 
 def _set_pipeline(config: c.Config, pipeline: SeenPipeline, batch_s: float) -> None:
-    """Let the workload run as the pipeline, whose passes take the place of the steps' computation.
+    """Replace the steps' computation in the workload by the pipeline's passes.
 
-    `batch_s`: seconds that a loader needs for a minibatch when it is warm. A job's first one in an epoch takes longer.
+    `batch_s`: seconds that a loader needs for a minibatch after its first. The first minibatch of an epoch takes longer.
     """
     if any(waits := [round(max(wait_s - batch_s, 0.0), 6) for wait_s in pipeline.first_waits_s]):
         config.twin.epoch_warm_up_time = c.InOrder(waits)
@@ -128,10 +128,10 @@ def _outside_calls_ns(calls: pd.DataFrame, part: Pass) -> NDArray[np.int64]:
 
 
 def _preprocessed(part: Pass, calls: pd.DataFrame) -> Pass:
-    """Return `part` with each batch delivered when its last sample has been preprocessed.
+    """Return `part` with the time at which each batch's last sample had been preprocessed as the time of delivery.
 
-    If the rank has no loaders, no call shows that time. Preprocessing the last sample is then assumed to take as long as the
-    time between reads of the batch's samples.
+    If the rank has no loaders, no call shows this time. Then preprocessing the last sample is assumed to take as long as the time
+    between reads of the batch's samples.
     """
     if part.loaders:
         return part
@@ -143,7 +143,7 @@ def _preprocessed(part: Pass, calls: pd.DataFrame) -> Pass:
 def _preprocess_s(calls: pd.DataFrame, passes: Sequence[Pass]) -> NDArray[np.float64]:
     """Return the seconds that readers spent on each sample outside of calls on files.
 
-    If a batch has another number of files than samples, or if several threads read it, its mean stands for each of its samples.
+    If a batch has another number of files than samples, or if several threads read it, the batch's mean is used for each sample.
     """
     seconds = [_outside_calls_by_sample_ns(calls, part) / 1e9 for part in passes]
     return np.concatenate(seconds) if seconds else np.zeros(0)
@@ -233,7 +233,7 @@ def _twin(
 
 
 def _evaluates_after_saving(job: Job) -> bool:
-    """Return True if most logged evaluations that directly precede or follow a checkpoint follow it."""
+    """Return True if most evaluations next to a checkpoint in the log come after it, not before it."""
     logged = job.phases[job.phases["phase"].isin(["epoch", "block", "evaluation", "checkpoint"])].sort_values("start_ns")
     names = logged["phase"].astype(str).tolist()
     pairs = list(pairwise(names))

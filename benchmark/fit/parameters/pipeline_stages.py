@@ -1,7 +1,7 @@
 """Find the stages, the schedule and the times of a pipeline in the forward and backward passes that its ranks logged.
 
 A job logs passes as parts of steps with the names F and B and the pipeline's stage, as `iotwin.workloads.pipedream` does with
-`--variant instrumented`. A rank's time within an epoch consists of waits for other ranks and data, and of its passes. A pass
+`--variant instrumented`. A rank's time within an epoch consists of its passes, and of waits for other ranks and data. A pass
 includes sending or updating weights, and an equal share of the time that the log does not show.
 """
 
@@ -23,7 +23,7 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage, order, versi
 _WAITS = ("recv_act", "recv_grad", "data_wait", "allreduce")
 _OF_FORWARD, _OF_BACKWARD = ("send_act",), ("send_grad", "opt_step")
 _SCHEDULES = ("1f1b", "none", "flush", "gpipe")  # 2bw has the same order as 1f1b, but other versions of weights
-_TRANSFER = 0.05  # quantile of the times of receiving: the data had arrived, so that nothing but the transfer took time
+_TRANSFER = 0.05  # quantile of the times of receiving that is taken as the pure transfer time: the data had arrived already
 _LABELS = ("stage", "rank", "step")
 
 
@@ -55,7 +55,7 @@ def logs_passes(parts: pd.DataFrame | None) -> bool:
 def ranks_by_start(job: Job, known: Sequence[int], count: int) -> list[int]:
     """Return the pids of a job's ranks in order of start: the `known` ranks and their siblings, if these are `count` in all.
 
-    Otherwise, it returns `known`. Ranks of a pipeline that read no data look like helpers. Launchers start ranks in order.
+    Otherwise, returns `known`. Ranks of a pipeline that read no data look like helper processes. Launchers start ranks in order.
     """
     processes = job.processes.sort_values("start_ns", kind="stable")
     parents = processes.loc[processes["pid"].isin(known), "ppid"].unique()
@@ -64,7 +64,7 @@ def ranks_by_start(job: Job, known: Sequence[int], count: int) -> list[int]:
 
 
 def find_pipeline(job: Job, epochs: int, assumptions: list[str]) -> SeenPipeline | None:
-    """Return the pipeline whose passes the job logged in `epochs` epochs; None if it logged none, or if none explains them."""
+    """Return the pipeline whose passes the job logged in `epochs` epochs; None without passes, or if no plan explains them."""
     parts = job.trace.step_parts()
     if parts is None or not logs_passes(parts):
         return None
@@ -137,7 +137,7 @@ def _is_2bw(plan: PipelinePlan, passes: pd.DataFrame, minibatches: int) -> bool:
 
 
 def _stage(parts: pd.DataFrame, stage: Stage, minibatches: int) -> PipelineStage:
-    """Return a stage with the times of its passes. What is not logged as a pass itself adds its mean to each."""
+    """Return a stage with the times of its passes. Work that is not logged as a pass is added to each pass by its mean."""
     own = parts[parts["stage"] == stage.stage]
     passes = int((own["name"] == "b").sum())
     amounts = np.sum([_own_s(own[own["rank"] == rank], minibatches) for rank in stage.ranks], axis=0) / max(passes, 1)
@@ -163,7 +163,7 @@ def _seconds(own: pd.DataFrame, name: str) -> NDArray[np.float64]:
 def _own_s(own: pd.DataFrame, minibatches: int) -> tuple[float, float, float]:
     """Return the seconds that a rank spent in its epochs on sending activations, on gradients and updates, and on the rest.
 
-    The rest is what is not logged. Passes and waits are no part of it.
+    The rest is the time that is not logged. It does not include passes and waits.
     """
     passes = own[own["name"].isin(("f", "b"))]
     found = np.zeros(3)
@@ -195,6 +195,9 @@ def _first_waits_s(parts: pd.DataFrame, minibatches: int) -> list[float]:
 
 
 def _transfer_s(parts: pd.DataFrame, stage: int, name: str) -> float:
-    """Return the seconds that a stage takes to receive a tensor which has arrived already."""
+    """Return the seconds that `stage` needs for a transfer if it need not wait for the data.
+
+    `name`: "recv_act" or "recv_grad". The result is the 5 % quantile of their durations in `parts`; 0 if there are none.
+    """
     took = parts.loc[(parts["stage"] == stage) & (parts["name"] == name), "duration_ns"]
     return float(took.quantile(_TRANSFER)) / 1e9 if len(took) else 0.0

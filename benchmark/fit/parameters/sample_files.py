@@ -15,7 +15,8 @@ from iotwin.benchmark.fit.traced_job import Job
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store import schema
 
-_WHOLE = 0.9  # a file is read whole if this share of its bytes is read; this share of accesses must read whole files
+# A file is read whole if at least this share of its bytes is read; at least this share of accesses must read whole files.
+_WHOLE = 0.9
 _PAIR = ("_x.npy", "_y.npy")  # suffixes of an image and its label in unet3d's data set
 
 
@@ -35,7 +36,7 @@ class SampleFiles:
 
 
 def find_sample_files(job: Job, calls: pd.DataFrame, passes: Passes) -> SampleFiles:
-    """Return the samples. `calls`: those labelled. Raises IotwinError, with the reason, if samples are not files."""
+    """Return the samples. `calls`: the labelled calls. Raises IotwinError, with the reason, if samples are not files."""
     reads = calls[(calls["batch"] >= 0) & calls["op"].isin(schema.READ_OPS)]
     accesses = reads.groupby(["batch", "file_id"], as_index=False, sort=False).agg(read=("result", "sum"))
     size = job.files.set_index("file_id")["size_bytes"].fillna(0).astype(np.int64)

@@ -23,12 +23,12 @@ from iotwin.workload_yaml.recording import LABELS, Label, Op, RecordedBatches, R
 
 _Ints = NDArray[np.int64]
 _MOST_UNMATCHED = 0.1  # the batches are unknown if a larger share of deliveries has no request
-_NEARLY_ALL = 0.9  # share of the batches
+_NEARLY_ALL = 0.9  # this share of the batches counts as all of them
 _TIMES = ("requested_ns", "received_ns", "delivered_ns", "taken_ns", "computed_ns")
 
 
 def find_batches(job: Job, labelled: Labelled, tree: Tree, rows: pd.DataFrame) -> tuple[RecordedBatches | None, _Ints]:
-    """Return the batches, and the index among them of each batch of the labelled calls (-1: none). Returns None without batches.
+    """Return the batches, and for each labelled call the index of its batch (-1: none). Without batches, returns None for them.
 
     `rows`: the calls of the recording with their thread. Times are counted from the start of the job's first process.
     """
@@ -81,7 +81,7 @@ def _passes(job: Job, found: pd.DataFrame, evaluations: pd.DataFrame, tree: Tree
 def _passes_of_steps(steps: pd.DataFrame, tree: Tree) -> list[pd.DataFrame]:
     """Return a batch for each step of the only rank, by pass, with the columns of `_passes`.
 
-    A batch has the number that label_calls gives its calls.
+    The number of a batch is the one that label_calls gives the batch's calls.
     """
     steps = steps[steps["pid"].isin(tree.pids)]
     process = steps["pid"].map({pid: number for number, pid in enumerate(tree.pids)})
@@ -94,10 +94,11 @@ def _passes_of_steps(steps: pd.DataFrame, tree: Tree) -> list[pd.DataFrame]:
 
 
 def _in_turn(part: pd.DataFrame) -> pd.DataFrame:
-    """Return the batches of a pass with the loaders in turn, as they were started, if fewer batches were then under way at once.
+    """Return the batches of a pass, with loaders taking turns as they were started, if this lowers the number of batches in
+    flight.
 
-    A rank takes batches in turn. It requests the first ones of several loaders at once, by a thread for each loader, so that the
-    times of the requests are not always in order.
+    A rank takes batches in turn. A thread for each loader makes the first requests, so the times of these requests are not always
+    in order.
     """
     if "key" in part:
         return part
@@ -113,9 +114,9 @@ def _delivered(delivered: Deliveries, tree: Tree) -> pd.DataFrame:
     """Return the batches that loaders delivered.
 
     Columns: `batch` (row of `delivered.batches`), `process` (the rank), `loader`, `turn` as there, `size_bytes` of the request,
-    `requested_ns`, `received_ns`, `delivered_ns`. `begun_ns` is when the loader began, `queue` the pipe of the result, and
-    `read_ns` when the rank read it (NaN: unknown). The k-th message that a process writes into a pipe of requests is the k-th
-    that a loader reads from it.
+    `requested_ns`, `received_ns`, `delivered_ns`. `begun_ns` is when the loader began, `queue` is the pipe of the result, and
+    `read_ns` is when the rank read the result (NaN: unknown). The k-th message that a process writes into a pipe of requests is
+    the k-th that a loader reads from the pipe.
     """
     moved = delivered.messages[delivered.messages["file_id"].isin(delivered.requests["file_id"])]
     is_read = moved["op"].isin(schema.READ_OPS)
@@ -139,13 +140,13 @@ def _delivered(delivered: Deliveries, tree: Tree) -> pd.DataFrame:
 
 
 def _are_of_torch(job: Job, batches: pd.DataFrame) -> bool:
-    """Return whether all batches were read by processes with the name that PyTorch gives its loaders."""
+    """Return True if all batches were read by processes with the name that PyTorch gives its loaders."""
     names = job.processes.set_index("pid")["comm"].astype(str)
     return bool((names.reindex(batches["pid"]) == "pt_data_worker").all())
 
 
 def _samples_requested(size_bytes: _Ints) -> pd.Series:
-    """Infer from its size how many samples of a stream each request of a pass is for; 0 if that is unknown.
+    """Return, for each request of a pass, the number of samples of a stream that it requests, from its size; 0: unknown.
 
     PyTorch requests a batch of an IterableDataset by a pickled pair: its index and a list with a None for each sample.
     """
@@ -156,9 +157,9 @@ def _samples_requested(size_bytes: _Ints) -> pd.Series:
 
 
 def _with_reads(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the batches without answers to other messages, such as one that begins an epoch.
+    """Return the batches without messages that answer something else, such as the begin of an epoch.
 
-    Nothing is read for such a message, and its size lies outside of the sizes of all requests for which something is read.
+    Nothing is read for such a message, and its size is outside the range of sizes of the requests for which something is read.
     """
     read = found["batch"].isin(calls["batch"])
     sizes = found.loc[read, "size_bytes"]
@@ -201,7 +202,7 @@ def label_rows(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield the columns of LABELS for the rows of a recording.
 
-    `calls`: those labelled; `threads`: index of the thread by tid; `origin_ns`: when the recording begins.
+    `calls`: the labelled calls. `threads`: index of the thread by tid. `origin_ns`: when the recording begins.
     """
     made = calls[["label", "batch", "sample"]].assign(thread=calls["tid"].map(threads), at_ns=calls["start_ns"] - origin_ns)
     made = made.dropna(subset=["thread"]).drop_duplicates(["thread", "at_ns"])

@@ -34,7 +34,7 @@ _OPS: dict[str, int] = {
 
 
 class Replayable(NamedTuple):
-    """What of a trace can be replayed.
+    """The part of a trace that can be replayed.
 
     Columns of `calls`: `at`, `end` (ns), `op` (Op), `pid`, `tid`, `thread` (index), `file` and `subject` (file_id or index of the
     pipe; -1: none), `fd`, `offset` (-1: none), `size`, `moved` (bytes), `flags`.
@@ -44,11 +44,11 @@ class Replayable(NamedTuple):
     pipes: list[Pipe]  # those whose messages could be matched
     tree: Tree
     thread_of: dict[int, int]  # index of the thread by tid
-    made: pd.DataFrame  # all calls on files of these kinds, whether they can be replayed or not: op, file_id, result
+    made: pd.DataFrame  # all calls on files of these kinds, also those that cannot be replayed: op, file_id, result
 
 
 def find_replayable(job: Job) -> Replayable:
-    """Return what of the trace can be replayed. Raises IotwinError if the job made no call on storage."""
+    """Return the part of the trace that can be replayed. Raises IotwinError if the job made no call on storage."""
     made, calls = _calls(job)
     calls, pipes = match_pipes(calls)
     tree = grow(job, calls)
@@ -118,7 +118,7 @@ def _mark_copies(
 ) -> None:  # fmt: skip
     """Set `op` of the two rows of a call that copies between two recorded files to COPY and COPY_TO.
 
-    `copies` and `targets`: whether a row may be the first one, and the second one.
+    `copies` and `targets`: True for rows that may be the first, and the second row of such a call.
     """
     is_pipe = np.append((files["kind"] == "pipe").to_numpy(np.bool_), True)[file]
     first = copies[:-1] & targets[1:] & (tid[:-1] == tid[1:])

@@ -1,4 +1,4 @@
-"""The files of a recording: what they are called in a twin, where they lie and how large they were when the job began."""
+"""The files of a recording: their names in a twin, their folders, and their sizes when the job began."""
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -17,7 +17,9 @@ _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME)
 
 @dataclass(frozen=True)
 class Named:
-    """The files, the index of each file_id among them (-1: none), the data set's folder, and its (name, bytes)."""
+    """The files, the index of each file_id among them (-1: none), the data set's folder, and (name, bytes) of the data set's
+    files.
+    """
 
     files: list[RecordedFile]
     index: NDArray[np.int64]
@@ -47,7 +49,7 @@ def name_files(calls: pd.DataFrame, table: pd.DataFrame) -> Named:
     first = calls.iloc[order[np.unique(calls["file"].to_numpy()[order], return_index=True)[1]]]
     made = set(first.loc[(first["op"] == Op.OPEN) & (first["flags"] & FLAG_CREATE > 0), "file"].tolist())
     written = np.isin(ids, calls.loc[changed, "file"].to_numpy())
-    # A page fault brings the file's last page whole, with what lies behind the file's end.
+    # A page fault also maps the rest of the file's last page, which lies beyond the file's end.
     unsized = table["size_bytes"].reindex(calls["file"]).isna().to_numpy()
     moved = calls.loc[calls["op"].isin([Op.READ, Op.COPY]) | (calls["op"] == Op.TOUCH) & unsized, ["file", "offset", "moved"]]
     reached = (moved["offset"].clip(lower=0) + moved["moved"]).groupby(moved["file"]).max()

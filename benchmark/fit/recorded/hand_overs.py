@@ -1,4 +1,4 @@
-"""Finds hand-overs between threads of a process: one thread waited until another had done something, without a pipe's help."""
+"""Finds hand-overs between threads of a process: one thread waited, not on a pipe, until another thread had done something."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from iotwin.benchmark.fit.recorded.process_tree import Tree
 from iotwin.workload_yaml.recording import Op
 
 _BY_DESCRIPTOR = (Op.OPEN, Op.READ, Op.WRITE, Op.SYNC, Op.DATASYNC, Op.CLOSE, Op.MAP, Op.COPY, Op.COPY_TO, Op.TRUNCATE)
-_SILENCE_NS = 1_000_000  # a process is silent if none of its threads makes a call for this long: longer than a hand-over takes
+_SILENCE_NS = 1_000_000  # a process is silent if none of its threads makes a call for this long, which is longer than a hand-over
 _FEWEST = 3  # least number of silences by which a thread is judged
 _COLUMNS = ["source", "target", "done", "wanted"]  # thread `source` was done at `done` with what `target` wanted at `wanted` (ns)
 
@@ -18,8 +18,8 @@ _COLUMNS = ["source", "target", "done", "wanted"]  # thread `source` was done at
 def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tuple[list[tuple[int, int, int, int]], int]:
     """Return posts and waits as (thread, time, Op, channel), and the number of channels.
 
-    `begins`: when the threads other than main ones began, by thread. A thread's wait is put where its previous call ended or, if
-    that is later, where the other thread was done. So the time from there to the thread's next call remains computation.
+    `begins`: for each thread that is not a main thread, when it began. A thread's wait is inserted when its previous call ended
+    or, if that is later, when the other thread was done. So the time from then to the thread's next call remains computation.
     """
     has_mates = (np.bincount(tree.process) > 1)[tree.process]  # by thread
     rows = rows[has_mates[rows["thread"]]]
@@ -36,7 +36,7 @@ def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tup
         source, target = own[["source", "target"]].iloc[0].tolist()
         posts = np.sort(own["done"].to_numpy(np.int64))
         added += [(source, done, int(Op.POST), channel) for done in posts.tolist()]
-        # Posts are taken in the order in which they were made: a wait for a later one takes those before it, too.
+        # Posts are taken in the order in which they were made, so a wait for a post also takes the posts before it.
         needed = np.maximum.accumulate(np.searchsorted(posts, own["done"].to_numpy(np.int64), side="right"))
         waits = np.repeat(own["at"].to_numpy(np.int64), np.diff(needed, prepend=0))
         added += [(target, at, int(Op.WAIT), channel) for at in waits.tolist()]
@@ -44,7 +44,7 @@ def hand_overs(tree: Tree, rows: pd.DataFrame, begins: Mapping[int, int]) -> tup
 
 
 def _idle_since(tree: Tree, rows: pd.DataFrame, found: pd.DataFrame, begins: Mapping[int, int]) -> NDArray[np.int64]:
-    """Return when the target of each hand-over had ended its last call before it wanted this one, or had begun."""
+    """Return, for each hand-over, since when its target was idle: the end of its last call before that, or its begin."""
     idle = np.zeros(len(found), np.int64)
     for target in found["target"].unique().tolist():
         own, part = found[found["target"] == target], rows[rows["thread"] == target].sort_values("at", kind="stable")
@@ -57,8 +57,8 @@ def _idle_since(tree: Tree, rows: pd.DataFrame, found: pd.DataFrame, begins: Map
 def _of_feeders(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the hand-overs to threads that only write to pipes, such as those of multiprocessing's queues.
 
-    Such a thread may first try a temporary file, which it removes. Each of its writes to a pipe is assumed to follow the call of
-    another thread of the process that ended last before it.
+    Such a thread may first try a temporary file, and remove it. Each of its writes to a pipe is assumed to follow one call: of
+    the calls of the process's other threads that ended before the write, the last.
     """
     found: list[tuple[int, int, int, int]] = []
     only_writes = ((rows["op"] == Op.PIPE_WRITE) | _on_tried_files(rows)).groupby(rows["thread"]).all()
@@ -111,9 +111,9 @@ def _of_descriptors(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_silences(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the waits of threads that make the first call after their process had made none for a while.
+    """Return the waits of threads that make the first call after their process made no call for a while.
 
-    Such a thread is one of a pool that got work again, or waited for a pool. It waited for the last call before the silence if
+    Such a thread belongs to a pool and got work again, or it waited for a pool. It waited for the last call before the silence if
     the time from that call to its own varies little, and less than the time from its own previous call.
     """
     found = [pd.DataFrame(columns=_COLUMNS, dtype=np.int64)]
@@ -134,7 +134,7 @@ def _of_silences(tree: Tree, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _waited(handed: pd.DataFrame) -> bool:
-    """Return whether the thread's calls after silences waited for the last calls before these silences."""
+    """Return True if the thread's calls after silences waited for the last calls before these silences."""
     after_others, after_own = handed["wanted"] - handed["done"], handed["wanted"] - handed["own_end"]
     spread = (after_others - after_others.median()).abs().median()
     of_own = (after_own - after_own.median()).abs().median()

@@ -1,7 +1,7 @@
 """The step time of a job that trained under a memory budget, or that logged what memory budgets would cost.
 
-Such a job (`python -m iotwin.workloads.dtr`) logs how long each step computed, computed again, and searched what to evict. If it
-also logs a simulation of other budgets, the twin predicts these.
+Such a job (`python -m iotwin.workloads.dtr`) logs how long each step computed, recomputed, and searched for tensors to evict. If
+it also logs a simulation of other budgets, the twin can predict step times for these.
 """
 
 import math
@@ -15,11 +15,11 @@ from iotwin.workload_yaml import Rematerialized
 _PARTS = ("base_compute", "remat_compute", "search", "cost")
 _STEP = "all_compute"
 _LIMIT = 1 << 62  # logged numbers must be below it
-_LEAST = 0.02  # share of a step: a smaller prediction for the recorded budget is too small to be a reference
+_LEAST = 0.02  # share of a step: if the prediction for the recorded budget is smaller, it cannot be a reference for others
 
 
 class BudgetedStep(NamedTuple):
-    """The median step of a job: seconds in all, computing once and again, and choosing what to evict."""
+    """The median step of a job: seconds in all, of computing, of recomputing, and of choosing what to evict."""
 
     whole_s: float
     base_s: float
@@ -42,7 +42,7 @@ class _Simulated(NamedTuple):
 
 
 def budgeted_step(job: Job) -> BudgetedStep | None:
-    """Return the median step of the job; None if it does not log what is computed again, or logs no time."""
+    """Return the median step of the job; None if the job does not log what it recomputes, or logs no time."""
     parts = job.trace.step_parts()
     if parts is None:
         return None
@@ -56,9 +56,9 @@ def budgeted_step(job: Job) -> BudgetedStep | None:
 
 
 def rematerialized_time(job: Job, step: BudgetedStep, computation_s: float) -> Rematerialized | None:
-    """Return the step time of the twin, which is `computation_s` under the job's own budget.
+    """Return the step time of the twin. Under the job's own budget, it is `computation_s`.
 
-    None if the job had no budget and did not simulate any.
+    Returns None if the job had no budget and did not simulate any.
     """
     budget, simulated = _number(job, "memory_budget"), _simulated(job)
     operations, operations_ns = _number(job, "step_operations"), _number(job, "step_operations_ns")
@@ -76,7 +76,7 @@ def rematerialized_time(job: Job, step: BudgetedStep, computation_s: float) -> R
     plain_s = max(step.base_s + python_s * operations, 1e-9)
 
     def added(each: _Simulated) -> float:
-        """Return the predicted growth of a step, as a share of a step that computes nothing again."""
+        """Return the predicted growth of a step, as a share of a step without recomputation."""
         repeated_s = step.base_s * each.repeated_ns / operations_ns
         return (repeated_s + python_s * each.repeated + search_s * each.evictions) / plain_s
 
@@ -111,7 +111,7 @@ def _number(job: Job, key: str) -> int | None:
 
 
 def _simulated(job: Job) -> list[_Simulated]:
-    """Return the simulated budgets that the job logged, from the largest on; none if the line is missing or damaged."""
+    """Return the simulated budgets that the job logged, the largest first; none if the log's line is missing or damaged."""
     try:
         rows = [_Simulated(*map(int, word.split(","))) for word in str(job.logged.get(SIMULATED_BUDGETS, "")).split()]
     except (TypeError, ValueError):

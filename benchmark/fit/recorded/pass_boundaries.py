@@ -21,23 +21,24 @@ _SAME_SET = 0.5  # passes read one set of samples if they share this much of the
 def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
     """Return the index of the pass of each batch of a rank (in the order of the requests).
 
-    `evaluations`: the logged ones (start_ns, end_ns).
+    `evaluations`: the logged evaluations (start_ns, end_ns).
 
-    A pass begins when all batches requested before have been delivered (and read by the rank's main thread, where its reads are
-    known), and one of two things happens:
+
+    A pass begins when two conditions hold. First, all batches requested before have been delivered (and read by the rank's main
+    thread, if its reads are known). Second, one of these things happens:
 
     * a loader gets a request that had none in the present pass, or
     * a loader has received another message in between.
 
-    If loaders serve several passes without other messages, or evaluations are logged, a pass also begins when as many batches are
-    requested at once as are ever under way. Within a pass, that happens too: a fast rank takes all batches that its loaders have
-    delivered, and requests as many, before they deliver the next one.
+    If loaders serve several passes without other messages, or if evaluations are logged, a pass also begins when the rank
+    requests as many batches at once as are ever in flight. This happens within a pass, too: a fast rank takes all delivered
+    batches, and requests as many, before its loaders deliver the next one.
 
     A pass does not begin while a loader that started before the present pass has had no request yet. If all batches of a pass are
-    requested at once, a pass begins with such a row of requests, of which loaders may answer the first before the last is made.
+    requested at once, a pass begins with this series of requests. Loaders may answer the first before the last is made.
 
-    If a rank reads itself, a pass begins where a logged evaluation begins or ends, and when a batch reads again what passes of
-    its kind have read.
+    If a rank reads its batches itself, a pass begins where a logged evaluation begins or ends. It also begins when a batch reads
+    again what passes of its kind have read.
     """
     if "key" in own:
         evaluates = is_within(own["delivered_ns"].to_numpy(np.int64), evaluations)
@@ -63,7 +64,7 @@ def pass_numbers(own: pd.DataFrame, evaluations: pd.DataFrame) -> _Ints:
 
 
 def are_interruptions(own: pd.DataFrame, evaluations: pd.DataFrame) -> NDArray[np.bool_]:
-    """Return which batches of a rank (in the order of the requests) belong to a pass that interrupts another one.
+    """Return a mask of a rank's batches, in the order of the requests: True if a batch's pass interrupts another pass.
 
     A job may evaluate after every hundred steps, while loaders still hold batches of the epoch. All loaders of a pass deliver
     through one pipe. The evaluation's batches are requested and read between two requests, or reads, of batches of the epoch.
@@ -94,10 +95,10 @@ def are_interruptions(own: pd.DataFrame, evaluations: pd.DataFrame) -> NDArray[n
 
 
 def _read_within_passes(keys: list[set[int]]) -> NDArray[np.bool_]:
-    """Return which batches of a rank that reads itself interrupt a pass. `keys`: the regions that each batch reads.
+    """Return a mask of the batches that interrupt a pass of a rank that reads itself. `keys`: the regions that each batch reads.
 
-    They read what is read more often than most regions, and each interruption reads all of it. If the job ended within an epoch,
-    some regions of the epoch have been read once more than others.
+    Interrupting batches read regions that are read more often than most, and each interruption reads all of these. If the job
+    ended within an epoch, some regions of the epoch have been read once more than others.
     """
     counts = Counter(chain.from_iterable(keys))
     usual = Counter(counts.values()).most_common(1)[0][0]
@@ -114,7 +115,7 @@ def _read_within_passes(keys: list[set[int]]) -> NDArray[np.bool_]:
 
 
 def _are_messaged(own: pd.DataFrame, numbers: _Ints) -> bool:
-    """Return whether each loader has received another message between its batches of one pass and those of the next."""
+    """Return True if each loader has received another message between its batches of one pass and those of the next."""
     ordered = own.assign(number=numbers).sort_values(["loader", "turn"], kind="stable")
     loader, turn, number = (ordered[name].to_numpy(np.int64) for name in ("loader", "turn", "number"))
     later = (loader[1:] == loader[:-1]) & (number[1:] != number[:-1])
@@ -143,9 +144,9 @@ def _numbers_of_loaders(own: pd.DataFrame, depth: int, before: _Ints, bursts: ND
 
 
 def _numbers_of_rows(idle: NDArray[np.bool_], at_once: _Ints, most: int) -> _Ints:
-    """Return the index of the pass of each batch, if a pass begins with a row of more than `most` requests while loaders idle.
+    """Return the index of the pass of each batch, if a pass begins with more than `most` successive requests while loaders idle.
 
-    `idle`: all batches requested earlier had been delivered and read. `at_once`: requests until the next delivery.
+    `idle`: True if all batches requested earlier had been delivered and read. `at_once`: requests until the next delivery.
     """
     first, numbers = 0, np.zeros(len(idle), np.int64)
     for row in np.flatnonzero(idle).tolist():
@@ -156,10 +157,11 @@ def _numbers_of_rows(idle: NDArray[np.bool_], at_once: _Ints, most: int) -> _Int
 
 
 def are_training(evaluations: pd.DataFrame, calls: pd.DataFrame, passes: list[pd.DataFrame]) -> list[bool]:
-    """Return, by pass, whether it trains.
+    """Return, by pass, True if it trains.
 
-    Passes outside of `evaluations` (the logged ones: start_ns, end_ns) train. If none is logged, those over the sample set with
-    most bytes read do.
+    Passes outside of the logged `evaluations` (start_ns, end_ns) train. If no evaluation is logged, the passes over one sample
+    set
+    train: the set of which most bytes are read.
     """
     if len(evaluations):
         middles = np.array([int(part["taken_ns"].iloc[len(part) // 2]) for part in passes], np.int64)
@@ -181,13 +183,13 @@ def are_training(evaluations: pd.DataFrame, calls: pd.DataFrame, passes: list[pd
 
 
 def _overlap(a: pd.Series, b: pd.Series) -> float:
-    """Return which share of the bytes in the smaller of two passes lies in regions that both read. `a`, `b`: bytes by region."""
+    """Return the share of the smaller pass's bytes that lies in regions which both passes read. `a`, `b`: bytes by region."""
     small, large = (a, b) if a.sum() < b.sum() else (b, a)
     return float(small[small.index.isin(large.index)].sum() / small.sum())
 
 
 def begin_of_pass(tree: Tree, before: pd.DataFrame, part: pd.DataFrame) -> int:
-    """Return when a pass began: with its first request, or before, when the rank started a loader for it.
+    """Return when a pass began: with its first request or, if the rank started a loader for the pass before, with this start.
 
     `before`: the batches of the pass before.
     """

@@ -1,4 +1,4 @@
-"""Matches the reads of each pipe with the writes that they waited for, by the order of the bytes."""
+"""Matches the reads of each pipe with the writes for which they waited, by the order of the bytes."""
 
 import numpy as np
 import pandas as pd
@@ -11,10 +11,10 @@ _LONGEST_TURN_NS = 10_000_000  # longest time between a wait and the read that i
 
 
 def match_pipes(calls: pd.DataFrame) -> tuple[pd.DataFrame, list[Pipe]]:
-    """Return the calls, in which `file` is the pipe's number for calls on pipes, and the pipes.
+    """Return the calls and the pipes. For calls on pipes, `file` is the index of the pipe.
 
-    A pipe is left out if earlier writes do not explain all of its reads (other programs wrote, or calls were lost): its replay
-    would wait for ever. With several readers or writers, messages are counted instead of bytes.
+    A pipe is left out if earlier writes do not explain all its reads, because other programs wrote or calls were lost. A replay
+    of it would wait forever. If a pipe has several readers or writers, messages are counted instead of bytes.
     """
     on_pipe = calls["op"].isin([Op.PIPE_READ, Op.PIPE_WRITE])
     kept, parts = ~on_pipe.to_numpy(np.bool_), []
@@ -39,7 +39,7 @@ def match_pipes(calls: pd.DataFrame) -> tuple[pd.DataFrame, list[Pipe]]:
 
 
 def _with_polls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the calls with only those waits for descriptors that precede a read of a pipe; several in a row become one."""
+    """Return the calls, with only those waits for descriptors that precede a read of a pipe. Successive waits become one."""
     calls = calls.iloc[np.lexsort((calls["at"], calls["tid"]))]
     calls.index = pd.RangeIndex(len(calls))
     is_poll, tid = (calls["op"] == POLL).to_numpy(np.bool_), calls["tid"].to_numpy()

@@ -36,7 +36,7 @@ def grow(job: Job, calls: pd.DataFrame) -> Tree:
     end = dict(zip(table["pid"].astype(int), table["exit_ns"].fillna(manifest.end_ns).astype(int), strict=True))
     wanted = set(calls["pid"].unique().tolist())
     lines = {pid: _line(pid, parent) for pid in wanted}
-    # The first process of all: the one that was traced, if the others descend from it, else one that does nothing but start them.
+    # The first process of all: the traced one if the others descend from it, otherwise an added one that only starts the others.
     common = [pid for pid in lines[min(wanted, key=lambda p: len(lines[p]))] if all(pid in line for line in lines.values())]
     root = common[0] if common else -1
     kept = {pid for line in lines.values() for pid in (line[: line.index(root)] if root in line else line)} - {root}
@@ -50,7 +50,7 @@ def grow(job: Job, calls: pd.DataFrame) -> Tree:
         others = sorted(set(tids.get(pid, np.zeros(0, np.int64)).tolist()) - {pid})
         process += [number[pid]] * (1 + len(others))
         tid += [pid, *others]
-    # The command began when the tracer let it go, whenever its process was made.
+    # The command began when the tracer started it, even if its process was created earlier.
     begins = [manifest.start_ns, *(max(begin.get(pid, manifest.start_ns), manifest.start_ns) for pid in pids[1:])]
     return Tree(pids, parents, begins, [end.get(pid, manifest.end_ns) for pid in pids], process, tid)
 

@@ -14,7 +14,7 @@ from iotwin.workload_yaml.recording import CALLS, COLUMNS, Mark, Op
 
 _LONGEST_WAKE_NS = 50_000_000  # longest time from a child's end to the next call of its parent, if the parent waited for it
 _KEYS = {"init": "init", "epoch": "epoch", "block": "block", "evaluation": "eval", "checkpoint": "checkpoint", "step": "step"}
-_ZERO_THINK = (Op.JOIN, Op.WAIT)  # requested at once: all time before them was waiting
+_ZERO_THINK = (Op.JOIN, Op.WAIT)  # these begin directly after the previous row: all time before their end was waiting
 _ENDS_COUNT = (Op.PIPE_READ, Op.POLL)
 ROW_COLUMNS = ["thread", "at", "end", "op", "subject", "fd", "offset", "size", "flags"]
 
@@ -37,7 +37,7 @@ def marks_of(job: Job) -> tuple[list[Mark], NDArray[np.int64]]:
 def assemble(tree: Tree, rows: pd.DataFrame, marks_ns: NDArray[np.int64], rank: int) -> tuple[dict[str, NDArray[Any]], int]:
     """Return the columns of the recording's rows and the number of channels.
 
-    rows: the traced calls, with the columns ROW_COLUMNS; the frame is taken apart, so that no column is in memory twice.
+    rows: the traced calls, with the columns ROW_COLUMNS. The frame is emptied meanwhile, so that no column is in memory twice.
     """
     threads = _threads(tree, rows)
     begins = {thread: at for _, at, _, thread in threads}
@@ -87,7 +87,10 @@ def _threads(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
 
 
 def _starts(tree: Tree, rows: pd.DataFrame) -> list[tuple[int, int, int, int]]:
-    """Return starts of processes by their parents' main threads, before a wait if the parent was waiting at that time."""
+    """Return the starts of processes by their parents' main threads.
+
+    If a parent was waiting then, the start precedes the wait.
+    """
     waits = rows[rows["op"].isin(_ENDS_COUNT)]
     times = {thread: (part["at"].to_numpy(np.int64), part["end"].to_numpy(np.int64)) for thread, part in waits.groupby("thread")}
     added = []

@@ -1,4 +1,4 @@
-"""When a rank took each batch of a pass, and how long it computed on it."""
+"""When a rank took each batch of a pass, and how long it computed on the batch."""
 
 import numpy as np
 import pandas as pd
@@ -9,18 +9,19 @@ from iotwin.workload_yaml.recorded_structure import is_requested_at_once
 from iotwin.workload_yaml.recording import Op
 
 _Ints = NDArray[np.int64]
-_AT_ONCE_NS = 2_000_000  # a rank that takes a batch so soon after its delivery has waited for it
+_AT_ONCE_NS = 2_000_000  # if a rank takes a batch within this time after its delivery, it has waited for the batch
 _FEWEST = 3  # least number of steps that show the typical computation
 _PLAUSIBLE = 1.5  # a computation is plausible up to this ratio to the typical one, and down to its inverse
 _LONG = 0.95  # a computation is also plausible up to this quantile of the known steps
-_SOON = 0.1  # a wait so soon after a request, as a share of a step, shows that ranks request at the ends of steps
+_SOON = 0.1  # a wait within this share of a step after a request shows that ranks request at the ends of steps
 
 
 def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns: int, takes_first: bool = False) -> pd.DataFrame:
     """Return the batches of a pass with `depth`, `taken_ns` and `computed_ns`.
 
-    `rows`: rows of the rank's process; `next_ns`: when its next pass begins, or when this one was logged to end; else NEVER_NS.
-    `takes_first`: the rank is known to request a batch when it has taken one, before it computes.
+    `rows`: rows of the rank's process. `next_ns`: when the rank's next pass begins, or when the log ends this pass; else
+    NEVER_NS.
+    `takes_first`: True if the rank is known to request a batch after it has taken one, and before it computes.
     """
     if "key" in part:
         begins, delivered = part["requested_ns"].to_numpy(np.int64), part["delivered_ns"].to_numpy(np.int64)
@@ -42,7 +43,8 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
     usual = np.diff(clock.busy(taken[:known]))
     waited = taken[1:known] - ready[1:known] < _AT_ONCE_NS
     typical = float(np.median(usual[~waited])) if (~waited).sum() >= _FEWEST else float(np.median(usual)) if len(usual) else 0.0
-    # No request follows the last batches. One that the rank read later than all before was taken then; others are interpolated.
+    # No request follows the last batches. If the rank read a batch later than all before it, it took it then. Others are
+    # interpolated.
     read = np.where(read > 0, read + _unpacking_ns(taken[:known], read[:known]), 0)
     last = max(known - 1, 0)
     seen = np.flatnonzero((read == np.maximum.accumulate(read)) & (read > ready) & (np.arange(len(part)) > last))
@@ -71,19 +73,19 @@ def with_computation(part: pd.DataFrame, rows: pd.DataFrame, main: int, next_ns:
 
 
 def _unpacking_ns(taken: _Ints, read: _Ints) -> int:
-    """Return how long a rank typically unpacks a batch that it has read before it takes it. `read`: 0 if unknown.
+    """Return how long (ns) a rank typically unpacks a batch between reading and taking it. `read`: 0 if unknown.
 
-    A batch that was read before the one before was taken does not count: the rank had to put it aside.
+    A batch that was read before the previous one was taken is ignored, because the rank had to put it aside.
     """
     at_once = (read[1:] > taken[:-1]) & (read[1:] <= taken[1:])
     return int(np.median((taken[1:] - read[1:])[at_once])) if at_once.any() else 0
 
 
 def _requests_at_end(requested: _Ints, read: _Ints, waits: pd.DataFrame) -> bool:
-    """Return whether a rank requests another batch at the end of a step, and waits for its next batch at once.
+    """Return True if a rank requests another batch at the end of a step, and then waits for its next batch at once.
 
-    Otherwise it requests one when it has taken a batch, before the step. `requested`: by batch, the first request for which the
-    batch must have been taken; there are fewer than batches. `read`: when the rank had read each batch, 0 if unknown.
+    Otherwise, it requests a batch after it has taken one, before the step. `requested`: for each batch, the first request for
+    which it must have been taken; the last batches have none. `read`: when the rank had read each batch, 0 if unknown.
     """
     begun = _result_waits(waits, read, read)[: len(requested)]
     own = np.flatnonzero((read[: len(begun)] > 0) & (begun < NEVER_NS))
@@ -94,8 +96,8 @@ def _requests_at_end(requested: _Ints, read: _Ints, waits: pd.DataFrame) -> bool
 def _result_waits(waits: pd.DataFrame, read: _Ints, taken: _Ints) -> _Ints:
     """Return when a rank began to wait for or read each batch after the first; NEVER_NS if no call shows it.
 
-    `waits`: waits of its main thread; `read`: when that thread had read each batch (0: unknown). If the batch had been delivered
-    by then, this wait is short, but it is where the computation ends. What follows until `taken` is unpacking.
+    `waits`: waits of the rank's main thread. `read`: when that thread had read each batch (0: unknown). If the batch had already
+    been delivered, this wait is short, but the computation ends with it. The time from then until `taken` is unpacking.
     """
     read = read[1:]
     reads = waits[waits["op"] == Op.PIPE_READ]
@@ -108,10 +110,10 @@ def _result_waits(waits: pd.DataFrame, read: _Ints, taken: _Ints) -> _Ints:
 
 
 def _even_steps(ready: _Ints, end_ns: int) -> tuple[_Ints, _Ints]:
-    """Return when the rank took each batch, and when it had computed on it, if all its steps take equally long.
+    """Return when the rank took each batch, and when its computation on the batch ended, if all its steps take equally long.
 
-    `ready`: when each batch and all before it had been delivered. The rank takes a batch then, or after its step on the one
-    before, and ends its last step at `end_ns`. So it ends at the latest of `ready[k] + (n - k) * step`, for k of n batches.
+    `ready`: when each batch and all before it had been delivered. The rank takes a batch then or, if later, after its step on the
+    previous batch. Its last step ends at `end_ns`, which is the latest of `ready[k] + (n - k) * step`, for k of n batches.
     """
     left = np.arange(len(ready), 0, -1)
     step = max(int(((end_ns - ready) / left).min()), 0)
@@ -121,9 +123,9 @@ def _even_steps(ready: _Ints, end_ns: int) -> tuple[_Ints, _Ints]:
 
 
 def _end_of_loop(rows: pd.DataFrame, requested: _Ints, next_ns: int) -> int:
-    """Return when the rank stopped its loaders, after its last step; 0 if they went on, or stopped in a later pass.
+    """Return when the rank stopped its loaders, after its last step; 0 if they continued, or stopped in a later pass.
 
-    Loaders that have served an earlier pass live on after the loop: the rank stops them when it ends.
+    Loaders that have served an earlier pass continue after the loop: the rank stops them when it ends.
     """
     sent = rows[rows["op"] == Op.PIPE_WRITE]
     pipes = sent.loc[sent["at"].isin(requested), "subject"].unique()
@@ -178,7 +180,7 @@ def depth_of(requested: _Ints, done: _Ints) -> int:
     """Return the most batches that were requested and not yet taken. `done`: when each was delivered, or read by the rank.
 
     A rank takes batches in order, and requests another one for each. So the depth is the least n for which each batch is
-    requested only after the batch n places before it was done.
+    requested only after the n-th batch before it was done.
     """
     latest = np.maximum.accumulate(done)
     return int((np.arange(len(requested)) - np.searchsorted(latest, requested, side="right")).max()) + 1

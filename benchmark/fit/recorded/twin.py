@@ -1,4 +1,4 @@
-"""The recorded twin of a traced job: its calls as they were, for any program, training or not."""
+"""The recorded twin of a traced job: its calls as they were made. The job may be any program, training or not."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ def fit_recorded(job: Job, labelled: Labelled) -> Fitted:
 
 
 def _of_passes(labelled: Labelled, index: NDArray[np.int64]) -> Labelled:
-    """Return the labelled calls with those as timed whose batch belongs to no pass. `index`: by batch, -1 for none."""
+    """Return the labelled calls. Calls whose batch belongs to no pass become timed. `index`: pass by batch, -1 for none."""
     calls = labelled.calls
     lost = (calls["batch"] >= 0) & (index[calls["batch"]] < 0)
     return labelled._replace(calls=calls.assign(label=calls["label"].mask(lost, int(Label.TIMED))))
@@ -100,7 +100,7 @@ def _editable(structure: RecordedStructure | None, time: c.Rematerialized | None
 
 
 def _confidence(batches: RecordedBatches | None) -> dict[str, dict[str, Any]]:
-    """Return how sure the values are, by key of the YAML. As there, they are those of the first rank."""
+    """Return how certain the values are, by key of the YAML. Values and certainty are those of the first rank."""
     if batches is None:
         return {}
     bounds = pass_bounds(batches)
@@ -115,7 +115,7 @@ def _confidence(batches: RecordedBatches | None) -> dict[str, dict[str, Any]]:
 
 
 def _coverage(job: Job, calls: pd.DataFrame, made: pd.DataFrame) -> dict[str, Any]:
-    """Return which share of all storage calls of the trace, `made`, the recording contains."""
+    """Return the share of all storage calls of the trace (`made`) that the recording contains."""
     kinds = job.files["kind"].astype(str).to_numpy()
     ids = np.flatnonzero(np.isin(kinds, list(KINDS))).tolist()
     kept = calls.loc[(calls["op"] < Op.PIPE_WRITE) & calls["file"].isin(ids), ["op", "file", "moved"]]
@@ -145,7 +145,7 @@ def _duplicated(calls: pd.DataFrame, on_file: pd.Series) -> NDArray[np.int64]:
 
 
 def _evidence(recording: TwinRecording, moved: pd.Series) -> dict[str, str]:
-    """Return what the twin consists of, in words. `moved`: the bytes that calls moved, by Op."""
+    """Return the contents of the twin, in words. `moved`: the bytes that calls moved, by Op."""
     ops, header = recording.columns["op"], recording.header
 
     def bytes_of(*chosen: Op) -> str:
@@ -178,7 +178,7 @@ def _edits(structure: RecordedStructure | None) -> str:
 
 
 def _assumptions(job: Job, recording: TwinRecording, structure: RecordedStructure | None, paced: bool) -> list[str]:
-    """Return what the twin assumes. `paced`: steps were inferred from the pauses of threads that read ahead."""
+    """Return the assumptions of the twin. `paced`: steps were inferred from the pauses of threads that read ahead."""
     notes = [
         *loss_notes(job.trace.manifest),
         "a thread's wait for another one of its process is known only if a system call or regular times show it; other waits, "

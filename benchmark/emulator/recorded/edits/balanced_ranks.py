@@ -11,14 +11,14 @@ from iotwin.workload_yaml.recorded_structure import pass_bounds
 from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
 
 _Ints = NDArray[np.int64]
-_NEARLY_ALL = 0.95  # share of the steps; when a rank takes a batch is not known exactly
+_NEARLY_ALL = 0.95  # share of the steps; below 1, since the time at which a rank takes a batch is not known exactly
 
 
 def waits_for_ranks(batches: RecordedBatches, ranks: Sequence[_Ints]) -> _Ints:
-    """Return, by step of a pass, the time (ns) from the moment at which the first rank takes its batch until the last rank does.
+    """Return, for each step of a pass, the time (ns) between the first and the last rank's taking of their batches.
 
-    `ranks`: the batches of each rank in that pass. Returns zeros if ranks do not meet: those that do end no step before all of
-    them have taken their batches.
+    `ranks`: the batches of each rank in that pass. Returns zeros if ranks do not wait for one another. If they do, no step ends
+    before all ranks have taken their batches.
     """
     steps = min(map(len, ranks))
     taken, computed = (
@@ -37,10 +37,10 @@ def usual_loaders(batches: RecordedBatches) -> int:
 
 
 def decode_factors(recording: TwinRecording, edits: Edits) -> dict[int, float]:
-    """Return by loader the factor for its time between calls.
+    """Return, by loader, the factor for its time between calls.
 
-    If ranks are balanced, a rank's loaders take at most as much time for a byte as those of the median rank. Of two ranks, the
-    quicker one is the median.
+    If ranks are balanced, loaders that need more time per byte than the median rank's loaders are made as quick as these. Of two
+    ranks, the quicker one counts as the median.
     """
     batches = recording.batches
     found = dict.fromkeys(batches.loader, edits.decode)
@@ -56,7 +56,7 @@ def decode_factors(recording: TwinRecording, edits: Edits) -> dict[int, float]:
 
 
 def _training(batches: RecordedBatches) -> dict[int, tuple[list[int], int]]:
-    """Return by rank the loaders of the batches of its longest training pass, and that pass's depth."""
+    """Return, by rank, the loader of each batch of its longest training pass, and that pass's depth."""
     found: dict[int, tuple[list[int], int]] = {}
     for each, first, end in zip(batches.passes, *_bounds(batches), strict=True):
         if each.training and each.batches > len(found.get(each.process, ([], 0))[0]):

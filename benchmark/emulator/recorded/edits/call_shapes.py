@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from iotwin.workload_yaml.recording import Op, TwinRecording
 
-_OF_CALL_NS = 20_000  # a program in Python spends 1 to 20 us on making a call
+_OF_CALL_NS = 20_000  # longest time that a Python program is assumed to spend on making a call; 1 to 20 us are usual
 _Columns = dict[str, NDArray[Any]]
 
 
 def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording:
     """Return the recording with consecutive sequential reads joined into requests of up to `request_bytes` bytes.
 
-    Reads are joined if one thread makes them one after another by one descriptor, each from the offset at which the previous one
-    ended. Larger reads remain as they are. The time between joined reads is added to the time before the next call, after
-    deduction of the cost of making a call.
+    Reads are joined if a thread makes them one after another by one descriptor, each from the offset at which the previous one
+    ended. Larger reads remain unchanged. The time between joined reads is added to the time before the next call, minus the cost
+    of making a call.
     """
     columns = recording.columns
     if not recording.rows:
@@ -37,8 +37,8 @@ def with_requests(recording: TwinRecording, request_bytes: int) -> TwinRecording
 def join_reads(columns: _Columns, batch: NDArray[np.int64], recorded: TwinRecording, most: int) -> _Columns:
     """Return the columns of an edited recording's rows, with up to `most` consecutive reads joined into one.
 
-    Reads are joined if no computation lies between them, each starts at the offset at which the previous one ended, and each was
-    the only read for its recorded batch. `batch`: the recorded batch of each row, -1 for none.
+    Reads are joined if no computation lies between them, if each starts at the offset at which the previous one ended, and if
+    each was the only read for its recorded batch. `batch`: the recorded batch of each row, -1 for none.
     """
     alone = np.append(_read_by_one_call(recorded), False)[batch]  # the last element stands for rows without a batch
     goes_on = _goes_on(columns, alone) & (batch[1:] != batch[:-1]) & (columns["think_ns"][1:] == 0)
@@ -61,11 +61,11 @@ def _read_by_one_call(recorded: TwinRecording) -> NDArray[np.bool_]:
 
 
 def kept_open(recording: TwinRecording) -> TwinRecording:
-    """Return the recording without the openings of a file of the data set that its process has opened before.
+    """Return the recording without repeated openings: each process opens each file of the data set only once.
 
-    A process closes such a file after its last use only. Reads without an offset would continue at another one, so the files of
-    such reads are opened as before. If an opening is left out, the next call begins after the short time that is usual for its
-    thread. Up to _OF_CALL_NS of the time between them belong to the opening, as Python inspects an opened file.
+    A process closes such a file only after its last use. Reads without an offset would continue at a wrong offset, so files with
+    such reads are opened as before. If an opening is left out, the next call begins after the usual short time of its thread. Up
+    to _OF_CALL_NS of the time between them belong to the opening, since Python inspects an opened file.
     """
     columns, op = recording.columns, recording.columns["op"]
     key = _keys(recording, np.array(recording.header.threads, np.int64)[columns["thread"]])
@@ -83,9 +83,9 @@ def kept_open(recording: TwinRecording) -> TwinRecording:
 
 
 def _usual_gaps(columns: _Columns) -> NDArray[np.int64]:
-    """Return for each thread the median of the times below _OF_CALL_NS before its calls on files; 0 if there is none.
+    """Return, for each thread, the median of the times below _OF_CALL_NS before its calls on files; 0 if there is none.
 
-    Times after openings do not count.
+    Times after an opening are left out.
     """
     op, thread = columns["op"], columns["thread"]
     found = np.zeros(int(thread.max(initial=-1)) + 1, np.int64)
@@ -100,10 +100,10 @@ def _usual_gaps(columns: _Columns) -> NDArray[np.int64]:
 
 
 def read_once(recording: TwinRecording) -> TwinRecording:
-    """Return the recording in which a thread reads each byte of the data set once, and then has it in memory.
+    """Return the recording with each thread reading each byte of the data set only once, and then using its copy in memory.
 
-    Reads of bytes that earlier reads of the thread all returned are left out, with the opening and closing of a file between
-    which no other call remains. Reads without an offset return unknown bytes, so the files of such reads are read as before.
+    A read is left out if earlier reads of the thread returned all its bytes. An opening and closing of a file with no other call
+    between them is left out, too. Reads without an offset return unknown bytes, so files with such reads are read as before.
     """
     columns, op = recording.columns, recording.columns["op"]
     key = _keys(recording, columns["thread"])
@@ -120,7 +120,7 @@ def read_once(recording: TwinRecording) -> TwinRecording:
 
 
 def _keys(recording: TwinRecording, owner: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return, for each row, the number of its pair of `owner` and data-set file; -1 for other files and unknown offsets."""
+    """Return, for each row, an index of its pair (`owner`, data-set file); -1 for other files and unknown offsets."""
     op, subject, files = recording.columns["op"], recording.columns["subject"], recording.header.files
     free = np.array([not file.written for file in files] or [False])
     free[subject[(op == Op.READ) & (recording.columns["offset"] < 0)]] = False
@@ -129,9 +129,9 @@ def _keys(recording: TwinRecording, owner: NDArray[np.integer[Any]]) -> NDArray[
 
 
 def _are_covered(key: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether earlier ranges with the same key cover all of each range from `begin` to `end`."""
+    """Return True for each range from `begin` to `end` that earlier ranges with the same key cover completely."""
     numbers, offsets = (np.unique(each, return_inverse=True)[1] for each in (key, np.concatenate([begin, end])))
-    # Both ends of all ranges divide a key's bytes into pieces, so that each range is a row of whole pieces.
+    # The ends of all ranges divide a key's bytes into pieces, so that each range is a row of whole pieces.
     _, at = np.unique(np.tile(numbers, 2) * (offsets.max(initial=0) + 1) + offsets, return_inverse=True)
     first, last = at[: len(key)], at[len(key) :]
     _, distinct = np.unique(first * (at.max(initial=0) + 1) + last, return_index=True)
@@ -145,7 +145,7 @@ def _are_covered(key: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[
 
 
 def _goes_on(columns: _Columns, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether each row but the first is, like the row before, a `chosen` one, and continues where that one ended."""
+    """Return, for each row but the first, True if it and the row before are `chosen` and it begins where that row ended."""
     found: NDArray[np.bool_] = chosen[1:] & chosen[:-1]
     for name in ("thread", "op", "subject", "fd", "flags"):
         found &= columns[name][1:] == columns[name][:-1]
@@ -161,9 +161,9 @@ def _first_of_run(goes_on: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def without_rows(columns: _Columns, left_out: NDArray[np.bool_]) -> _Columns:
-    """Return the rows that are not left out. The time before a row that is left out precedes the next row of its thread.
+    """Return the rows that are not left out. The time before a row that is left out is added before the thread's next row.
 
-    A time that is so short that it belongs to the call is left out as well.
+    If this time is so short that it is part of making the call, it is left out as well.
     """
     thread, thinks = columns["thread"], columns["think_ns"]
     columns = {**columns, "think_ns": np.where(left_out & (thinks < _OF_CALL_NS), 0, thinks)}

@@ -20,7 +20,7 @@ _Part = tuple[list[DealtSample], list[DealtSample]]  # samples and reads of a ba
 class DealtBatch(NamedTuple):
     """A batch of an edited pass. `slot`: index of the loader that reads it, -1 for the rank itself.
 
-    `reads`: what is read for the batch. These are its `samples`, unless the loader reads ahead in files.
+    `reads`: the samples that are read for the batch. They are its `samples`, unless the loader reads files ahead.
     """
 
     slot: int
@@ -31,9 +31,10 @@ class DealtBatch(NamedTuple):
 class RecordedPassSamples(NamedTuple):
     """The batches of a recorded pass, in order.
 
-    `parts`: number of samples of each batch. `streams`: by loader, its samples, if loaders read shards from begin to end, so that
-    samples must remain in order; else empty. `shuffled`: the order of samples differs between passes. `known`: parts are single
-    samples, which may be read in any order. `place`: file and offset at which a sample begins; needed if reads become sequential.
+    `parts`: number of samples of each batch. `streams`: by loader, its samples, if loaders read files from begin to end, so that
+    samples must remain in order; else empty. `shuffled`: True if the order of samples differs between passes. `known`: True if
+    parts are single samples, which may be read in any order. `place`: returns the file and offset at which a sample begins;
+    required if reads become sequential.
     """
 
     batches: _Ints
@@ -49,7 +50,7 @@ def deal(
 ) -> list[DealtBatch]:
     """Return the batches of the edited pass that rank `rank` requests, in the order of its requests.
 
-    `size`: samples (or parts) of a recorded batch; `loaders`: number of loaders in the edited pass; `again`: how often the pass
+    `size`: samples (or parts) of a recorded batch. `loaders`: number of loaders in the edited pass. `again`: how often the pass
     was played before; each repetition has another order.
     """
     wanted = max(1, round(size * (edits.batch if training else 1.0)))
@@ -70,7 +71,7 @@ def deal(
         else deal_streams(recorded.streams, count, edits.samples)
     )
     ranks = [_in_turn([stream.batches(wanted) for stream in streams[first :: edits.ranks]]) for first in range(edits.ranks)]
-    steps = min(map(len, ranks))  # ranks synchronise after each step, so the shortest one decides
+    steps = min(map(len, ranks))  # ranks synchronise after each step, so the rank with the fewest batches decides
     if not steps:
         raise UsageError(
             f"twin.ranks: loaders read {counted(_files(recorded), 'file')} as streams, too few for {edits.ranks} ranks; "
@@ -80,7 +81,7 @@ def deal(
 
 
 def _check_order(recorded: RecordedPassSamples) -> None:
-    """Raise UsageError if samples cannot be read in the order of files, or are already."""
+    """Raise UsageError if samples cannot be read in the order of files, or if the recording already reads them so."""
     reason = (
         "loaders read on in files from batch to batch, in their order already"
         if recorded.streams
@@ -114,7 +115,10 @@ def _whole(recorded: RecordedPassSamples, edits: Edits, again: int) -> list[Deal
 
 
 def _shuffled(samples: list[DealtSample], recorded: RecordedPassSamples, drawn: np.random.Generator) -> list[DealtSample]:
-    """Return the samples in random order (whole batches if samples are unknown); unchanged if the recorded order never varies."""
+    """Return the samples in random order; unchanged if the recorded order never varies.
+
+    If samples are unknown, whole batches are shuffled.
+    """
     if not recorded.shuffled:
         return samples
     if recorded.known:
@@ -139,9 +143,10 @@ def _more(stream: list[DealtSample], edits: Edits, recorded: RecordedPassSamples
 
 
 def are_shuffled(orders: Sequence[_Ints]) -> bool:
-    """Return whether passes read samples in different orders. A single pass is shuffled unless it reads in ascending order.
+    """Return True if passes read samples in different orders. A single pass counts as shuffled unless it reads in ascending
+    order.
 
-    `orders`: by pass, the position of the first read of each batch as a number.
+    `orders`: by pass, the position of each batch's first read as a number.
     """
     if all(bool((np.diff(order) > 0).all()) for order in orders):
         return False  # each pass reads in ascending order

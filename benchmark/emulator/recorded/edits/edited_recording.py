@@ -21,13 +21,13 @@ from iotwin.workload_yaml.recording import MOST_ROWS, Op, TwinRecording, read_re
 
 _NEVER_NS = 1 << 62
 _CHANGES = (Op.WRITE, Op.COPY_TO, Op.TRUNCATE, Op.RENAME, Op.UNLINK)
-# most bytes that other ranks may write, as a share of the first one's: small files, for example to find one another
+# Most bytes that other ranks may write, as a share of the first rank's. Ranks may write small files, for example to find others.
 _LITTLE = 0.1
 _ON_PIPES = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL)
 
 
 def edit(recording: TwinRecording, edits: Edits, rank: int = 0) -> TwinRecording:
-    """Return the labelled `recording` with the edits, as rank `rank` of `edits.ranks` replays it.
+    """Return the labelled `recording` with `edits`, in the form that rank `rank` of `edits.ranks` replays.
 
     Raises UsageError if the result would be too large, and IotwinError if the recording's batches do not fit its calls.
     """
@@ -50,7 +50,7 @@ def _edited(recording: TwinRecording, edits: Edits, rank: int) -> TwinRecording:
     check_saves(recording, edits, ranks)
     kept = _kept(recording, set(ranks), loaders, edits.ranks > 1 and rank > 0)
     left_out = set[int]()
-    if edits.regrouped:  # the first rank stands for all
+    if edits.regrouped:  # the first rank is the model for all
         _check_writes(recording, ranks)
         left_out = set(ranks[1:])
         op, subject = recording.columns["op"], recording.columns["subject"]
@@ -79,7 +79,7 @@ class Copies(NamedTuple):
 
 
 def copies_needed(config: Config, file: str, ranks: int) -> Copies | None:
-    """Return the copies that a twin with more samples reads; None if it reads none. `file`: path of its recording."""
+    """Return the copies of files that a twin with more samples reads; None if it reads none. `file`: path of its recording."""
     recording = read_recording(Path(file))
     edits = edits_of(config, recording.header, ranks)
     if edits is None or edits.samples <= 1:
@@ -90,7 +90,7 @@ def copies_needed(config: Config, file: str, ranks: int) -> Copies | None:
 
 
 def _check_writes(recording: TwinRecording, ranks: list[int]) -> None:
-    """Raise UsageError if ranks other than the first one write much, such as parts of checkpoints."""
+    """Raise UsageError if ranks other than the first one write much data, such as parts of checkpoints."""
     columns = recording.columns
     writes = np.isin(columns["op"], [Op.WRITE, Op.COPY_TO])
     process = np.array(recording.header.threads, np.int64)[columns["thread"][writes]]
@@ -105,9 +105,9 @@ def _check_writes(recording: TwinRecording, ranks: list[int]) -> None:
 def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_nothing: bool) -> NDArray[np.bool_]:
     """Return the mask of the rows that an edited recording may copy unchanged.
 
-    The others are rebuilt: rows on pipes with an end in a rank or a loader, hand-overs between threads of ranks and loaders, and
-    starts and ends of loaders. `writes_nothing`: the replay is that of another rank than the first, and writes no files. Every
-    replay has the processes that are no ranks, such as the launcher, so their files would be made and removed several times.
+    The other rows are rebuilt: rows on pipes with an end in a rank or a loader, hand-overs between threads of ranks and loaders,
+    and starts and ends of loaders. `writes_nothing`: True if this replay is not the first rank's, so it writes no files. Every
+    replay has the processes that are not ranks, such as the launcher. Otherwise, each replay would create and remove their files.
     """
     columns, header = recording.columns, recording.header
     op, subject = columns["op"], columns["subject"]
@@ -125,7 +125,9 @@ def _kept(recording: TwinRecording, ranks: set[int], loaders: set[int], writes_n
 
 
 def _reads_of_found(recording: TwinRecording) -> NDArray[np.bool_]:
-    """Return the mask of rows on files that existed before the job, such as a checkpoint, until the job first changes them."""
+    """Return a mask of the rows on files that existed before the job (such as a checkpoint), up to the job's first change of
+    them.
+    """
     columns = recording.columns
     op, at_ns, changes = columns["op"], columns["at_ns"], np.isin(columns["op"], _CHANGES)
     changes |= (op == Op.OPEN) & (columns["flags"] & (FLAG_CREATE | FLAG_TRUNCATE | FLAG_WRITABLE) > 0)

@@ -1,4 +1,4 @@
-"""Recorded loader processes, cut into the samples that they read, and new ones that read other samples."""
+"""Recorded loader processes, cut into the samples that they read, and new loaders that read other samples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ _Ints = NDArray[np.int64]
 
 
 class RecordedLoader:
-    """A loader of the recording, or a rank that reads by itself. `batches`: those that it read, in order."""
+    """A loader of the recording, or a rank that reads its batches itself. `batches`: the batches that it read, in order."""
 
     def __init__(self, recording: TwinRecording, process: int, batches: _Ints, kept: NDArray[np.bool_]) -> None:
         own = recording.batches
@@ -32,17 +32,16 @@ class RecordedLoader:
             moments += [begin, *cuts, end]
         stretches = rows.cut(np.maximum.accumulate(np.array([*moments, max(rows.end_ns, moments[-1] + 1)], np.int64)))
         self.prologue, self.set_up, self.epilogue = stretches[0], stretches[1], stretches[-1]
-        # A thread that sends batches may write, for example to try a temporary folder. It does so once, whatever batch was read
-        # then.
+        # A thread that sends batches may write, for example to try a temporary folder. It does so once, and not for a certain
+        # batch.
         [written] = ProcessRows(recording, process, kept & writes).cut(np.array([received[0], moments[-1] + 1]))
         self.once = replace(_nothing(), begin_ns=written.begin_ns, end_ns=written.end_ns, others=written.others)
         self.parts: dict[int, list[Stretch]] = {}
-        self.after: dict[int, Stretch] = {}  # what followed the delivery, up to the next request
+        self.after: dict[int, Stretch] = {}  # by batch: the calls from its delivery to the next request
         at = 1
         for index, (batch, cuts) in enumerate(zip(batches.tolist(), starts, strict=True)):
             parts = stretches[at : at + len(cuts) + 1]
-            # Calls before a batch's first sample belong to that sample, except in the first batch, for which a loader sets itself
-            # up.
+            # Calls before a batch's first sample belong to that sample. In the first batch, they belong to the loader's start.
             self.parts[batch] = parts[1:] if index == 0 else [parts[0].followed_by(parts[1]), *parts[2:]]
             at += len(cuts) + 1
             if index < len(batches) - 1:
@@ -50,7 +49,9 @@ class RecordedLoader:
                 at += 1
 
     def keep_samples_alone(self) -> None:
-        """Forget all rows except those for samples: other rows of a rank that reads by itself are no loader's work."""
+        """Remove all rows except those for samples: the other rows of a rank that reads its batches itself are not a loader's
+        work.
+        """
         self.after.clear()
         self.prologue = self.epilogue = self.once = _nothing()
 
@@ -58,7 +59,7 @@ class RecordedLoader:
     def _writes_beside(recording: TwinRecording, process: int, since_ns: int) -> NDArray[np.bool_]:
         """Return the mask of rows on written files, since `since_ns`, of a loader's threads other than its main thread.
 
-        A rank has none of these rows, since its threads write for its steps.
+        The mask is all False for a rank, since a rank's threads write for its steps.
         """
         header, columns = recording.header, recording.columns
         if any(each.process == process for each in recording.batches.passes):
@@ -71,9 +72,9 @@ class RecordedLoader:
 
     @staticmethod
     def _starts(recording: TwinRecording, process: int, batch: int, begin_ns: int, end_ns: int, samples: int) -> list[int]:
-        """Return when each sample of a batch begins (ns), or an equal part of its calls if the trace does not show that.
+        """Return when each sample of a batch begins (ns). If the trace does not show this, the batch's calls are divided equally.
 
-        `samples`: number in the batch; 0: unknown, so that it has PARTS parts.
+        `samples`: number of samples in the batch; 0: unknown, so that the batch has PARTS parts.
         """
         columns, bounds = recording.columns, recording.starts()
         main = int(np.searchsorted(recording.header.threads, process))
@@ -94,7 +95,7 @@ class RecordedLoader:
 
 
 def are_streamed(recording: TwinRecording) -> bool:
-    """Return whether loaders read most bytes from files that they read from batch to batch."""
+    """Return True if loaders read most bytes from files that they use for several successive batches."""
     columns = recording.columns
     reads = np.isin(columns["op"], [Op.READ, Op.TOUCH]) & (columns["batch"] >= 0)
     labels, sizes = columns["label"][reads], columns["size"][reads].astype(np.float64)
@@ -102,7 +103,7 @@ def are_streamed(recording: TwinRecording) -> bool:
 
 
 def fork_ns(recording: TwinRecording, row: int) -> int:
-    """Return the time (ns) from the previous row to the start of a loader at `row`; 0 if the previous row is no start."""
+    """Return the time (ns) from the previous row to the start of a loader at `row`; 0 if the previous row is not a start."""
     op, at_ns = recording.columns["op"], recording.columns["at_ns"]
     return int(at_ns[row] - at_ns[row - 1]) if row and op[row - 1] == op[row] == Op.START else 0
 
@@ -122,7 +123,7 @@ class NewLoader:
         self.line.play(like.prologue)
 
     def serve(self, samples: Sequence[DealtSample], deal: "Deal") -> None:
-        """Append: wait for a request, read the samples, deliver them."""
+        """Append the wait for a request, the reads of the samples, and their delivery."""
         self.line.main.add(Op.PIPE_READ, self.requests, 1)
         first, self._fresh = self._fresh, False
         if first:
@@ -138,14 +139,14 @@ class NewLoader:
             self.line.play(stretch, waits=False)
 
     def end(self, deal: "Deal") -> None:
-        """Append what the recorded loader did after its last batch, except on files of streams that other loaders read."""
+        """Append what the recorded loader did after its last batch, except calls on files of streams that other loaders read."""
         self.line.play(deal.without_other_files(self._like.epilogue, self._files), waits=False)
 
 
 class Deal:
     """Finds the recorded rows that read a dealt sample, and appends them to processes of the edited recording.
 
-    `decode`: by loader, factor for the time between these rows.
+    `decode`: by loader, the factor for the time between these rows.
     """
 
     def __init__(
@@ -162,13 +163,13 @@ class Deal:
         self._file_of = np.where(on_data, subject, -1).__getitem__  # by row
 
     def parts(self, batch: int) -> int:
-        """Return the number of samples of a recorded batch, or of parts if samples are unknown."""
+        """Return the number of samples of a recorded batch; if samples are unknown, the number of its parts."""
         return len(self._loaders[self._loader_of[batch]].parts[batch])
 
     def read(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[Stretch]:
         """Append the reads of the samples to `line`. Return what the recorded loaders did after deliveries.
 
-        The result has one stretch for each recorded batch whose last sample is among the samples.
+        The result has a stretch for each recorded batch whose last sample is in `samples`.
         """
         after = []
         for batch, part, copy, piece in samples:
@@ -187,7 +188,7 @@ class Deal:
         return after
 
     def place(self, sample: DealtSample) -> tuple[str, int]:
-        """Return the name of the first file of the data set that is read for the sample, and the least offset there, in bytes."""
+        """Return the name of the first data-set file that is read for the sample, and the lowest offset read there, in bytes."""
         columns = self._recording.columns
         for file, stretch in self._pieces(sample.batch, sample.part):
             rows = stretch.all_rows()
@@ -197,7 +198,10 @@ class Deal:
         return "", 0
 
     def begin_ahead(self, line: ProcessLine, samples: Sequence[DealtSample]) -> list[int]:
-        """Let other threads of the process start to read the samples. Return the channels to wait for before using them."""
+        """Let other threads of the process start to read the samples.
+
+        Return the channels to wait for before the samples are used.
+        """
         channels: list[int] = []
         begun: dict[tuple[int, int], set[int]] = {}  # by file and copy: the threads that use it
         for batch, part, copy, piece in samples if self.ahead is not None else ():
@@ -214,11 +218,11 @@ class Deal:
         return channels
 
     def stream_files(self, reads: Sequence[DealtSample]) -> set[int]:
-        """Return the files of streams that are read for `reads`."""
+        """Return the files of streams that `reads` read."""
         return {self._pieces(batch, part)[piece][0] for batch, part, _, piece in reads if piece is not None}
 
     def without_other_files(self, stretch: Stretch, files: set[int]) -> Stretch:
-        """Return the stretch without the main thread's calls on files of the data set that are not in `files`, if it has any."""
+        """Return the stretch without the main thread's calls on data-set files that are not in `files`. Other calls remain."""
         if not files:
             return stretch
         kept = np.isin(self._file_of(stretch.rows), [-1, *files])
@@ -241,9 +245,9 @@ class Deal:
         return RecordedStream(samples, parts)
 
     def _pieces(self, batch: int, part: int) -> list[tuple[int, Stretch]]:
-        """Return what was done for a part of a batch, by file (-1: calls on no data-set file).
+        """Return the calls for one part of a batch, by file (-1: calls on no data-set file).
 
-        If other threads of the rank read ahead, return what they did.
+        If other threads of the rank read ahead, only their calls are returned.
         """
         if (batch, part) not in self._by_file:
             own = self._loaders[self._loader_of[batch]].parts[batch][part]

@@ -1,4 +1,4 @@
-"""Decides which recorded passes an edited rank plays, in which order, and which of their steps."""
+"""Decides which recorded passes an edited rank plays, in which order, and which of their steps it makes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +9,12 @@ from iotwin.workload_yaml import TwinResume
 
 
 class PassTurn(NamedTuple):
-    """A pass of the edited run. `number`: index of the recorded pass; `copy`: how often it was repeated before, 0 if never.
-    `before`: index of the rank's calls before the pass that are played, None for none. `begins`: this is the first training pass.
+    """A pass of the edited run. `number`: index of the recorded pass; `copy`: how often this pass was played before, 0 if never.
 
-    In a resumed run, `done` is the number of steps that are skipped; their batches are read if `replays`. `left_out`: steps of
-    earlier passes, which are neither done nor read for. `resumes`: training continues in this pass.
+    `before`: index of the rank's calls that are played before the pass, None for none. `begins`: this is the first training pass.
+
+    In a resumed run, `done` is the number of steps that are skipped; if `replays`, their batches are read. `left_out`: number of
+    steps of earlier passes, which are neither made nor read for. `resumes`: training continues in this pass.
     """
 
     number: int
@@ -48,8 +49,8 @@ def resumed_run(
 ) -> list[PassTurn]:
     """Return the passes of a run that resumes, chosen from those of the `whole` run.
 
-    `steps(turn)`: number of steps of a training pass. What precedes the first epoch precedes the resumed epoch, too. Raises
-    UsageError if the epoch has fewer steps than `resume.step`.
+    `steps(turn)`: number of steps of a training pass. What the rank does before the first epoch, it does before the resumed
+    epoch. Raises UsageError if the epoch has fewer steps than `resume.step`.
     """
     epochs = [index for index, turn in enumerate(whole) if turn.number in training]
     at = epochs[resume.epoch - 1]

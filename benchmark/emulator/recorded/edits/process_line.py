@@ -13,9 +13,10 @@ _BACKGROUND = -1  # position of a thread that the recorded process does not have
 
 
 class ProcessLine:
-    """The main thread of a process, and the threads that execute the other threads' rows of its stretches.
+    """The main thread of a process of the edited recording, and helper threads for the rows of the recorded process's other
+    threads.
 
-    Such a thread begins its rows when the main thread begins the stretch. The main thread may wait for it at the end.
+    A helper begins its rows when the main thread begins the stretch. The main thread may wait for the helper at the end.
     """
 
     def __init__(self, builder: RowBuilder, process: int) -> None:
@@ -28,8 +29,8 @@ class ProcessLine:
     def play(self, stretch: Stretch, factor: float = 1.0, subjects: Subjects | None = None, waits: bool = True) -> None:
         """Append a stretch, with its times between calls multiplied by `factor`.
 
-        `subjects`: function from rows to their new subjects (file, pipe, process), None to retain them. `waits`: wait for
-        threads.
+        `subjects`: function from rows to their new subjects (file, pipe, process); None: subjects are unchanged. `waits`: wait
+        for the other threads at the end.
         """
         channels = [
             self._begin(position, rows, (thinks * factor).astype(np.int64), subjects, waits)
@@ -40,14 +41,17 @@ class ProcessLine:
             self.main.add(Op.WAIT, channel + 1)
 
     def play_in_background(self, stretch: Stretch, subjects: Subjects | None = None) -> None:
-        """Let a background thread execute the main thread's rows of a stretch, once it has ended those of the previous call."""
+        """Let a background thread execute the main thread's rows of a stretch, after it has executed those of earlier calls."""
         self.wait(self._written)
         thinks = np.diff(stretch.at, prepend=stretch.begin)
         background = self._begin(_BACKGROUND, stretch.rows, thinks, subjects, waits=True) + 1
         self._written = [background, *self.begin_others(stretch, subjects)]
 
     def begin_others(self, stretch: Stretch, subjects: Subjects | None = None) -> list[int]:
-        """Let other threads begin their parts of a stretch. Return the channels for which `wait` waits until they are done."""
+        """Let other threads begin their rows of a stretch.
+
+        Return channels: pass these to `wait` to wait for the threads' ends.
+        """
         return [self._begin(position, rows, thinks, subjects, waits=True) + 1 for position, rows, thinks in stretch.others]
 
     def wait(self, channels: Sequence[int]) -> None:

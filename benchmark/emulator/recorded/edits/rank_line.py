@@ -29,7 +29,7 @@ from iotwin.workload_yaml.recording import Op, TwinRecording
 
 
 class RankLine:
-    """The edited rank. New loaders deliver its batches, or it reads them itself."""
+    """Builds the edited rank. New loaders deliver the rank's batches, or the rank reads them itself."""
 
     def __init__(
         self, recording: TwinRecording, builder: RowBuilder, process: int, kept: NDArray[np.bool_], edits: Edits, rank: int
@@ -51,7 +51,7 @@ class RankLine:
             taken = [TakenBatches(each.batches, each.moments[::2], each.begin_ns) for each in self._passes if not each.depth]
             self._deal.ahead = ReadAhead(recording, process, ahead, taken, self._deal.parts)
         self._saves = Saves(recording)
-        self._live: dict[int, NewLoader] = {}  # by the recorded loader that each replaces
+        self._live: dict[int, NewLoader] = {}  # running loaders, by the recorded loader that each replaces
         self._present: list[int] = []  # recorded loaders of the present pass, which begin before it and end after it
         self._more: dict[int, list[NewLoader]] = {}  # additional loaders, by the last recorded loader of the pass
         self._pipes: list[tuple[int, int]] = []  # (requests, results) of loaders that have ended
@@ -65,17 +65,16 @@ class RankLine:
         self._rare_plays = [0] * len(self._rare_stretches)
         self._step = 0
         self._timed = 0  # training passes so far
-        self._saved_at = -1  # step at which the checkpoint was saved that the run resumes from
+        self._saved_at = -1  # step of the checkpoint from which the run resumes
         self._to_restore: SavedFiles | None = None
-        # by recorded loader: the loader of the resumed pass that starts in its place
-        self._stands_for: dict[int, int | None] = {}
+        self._stands_for: dict[int, int | None] = {}  # by recorded loader: the loader of the resumed pass that starts instead
         self._shuffled = [are_dealt_shuffled(recording, self._passes, training) for training in (False, True)]
         self._streamed = are_streamed(recording) if self._deal.ahead is None else self._deal.ahead.is_streamed()
         columns = recording.columns
         self._mapped = np.unique(columns["subject"][(columns["op"] == Op.TOUCH) & (columns["batch"] >= 0)])
 
     def _ranks(self, process: int) -> list[int]:
-        """Return the ranks whose samples the rank `process` stands for, itself first."""
+        """Return the recorded ranks whose samples the rank `process` reads in the edited run, itself first."""
         if not self._edits.regrouped:
             return [process]
         return list(dict.fromkeys(each.process for each in self._recording.batches.passes))
@@ -133,7 +132,7 @@ class RankLine:
             loader.end(self._deal)
 
     def _put_before(self, previous: PassTurn | None, turn: PassTurn) -> None:
-        """Append what the rank does before a pass. If it only replays the `previous` pass, that is at most the end of loaders."""
+        """Append what the rank does before a pass. If it only replays the `previous` pass: at most the end of loaders."""
         if previous is not None and previous.replays and not previous.resumes:
             for loader in set(self._passes[previous.number].loaders) - set(self._passes[turn.number].loaders):
                 self._join_loader(loader)
@@ -149,13 +148,13 @@ class RankLine:
             self._stands_for = {}
 
     def _restore(self) -> None:
-        """Read the checkpoint from which the run resumes, unless the rank has read it."""
+        """Append the reads of the checkpoint from which the run resumes, unless they are appended already."""
         saved, self._to_restore = self._to_restore, None
         if saved is not None:
             saved.read_by(self._builder, self._line.main, self._line.process)
 
     def _resumed(self, turns: list[PassTurn], resume: TwinResume) -> list[PassTurn]:
-        """Return the passes of the run that resumes, and find the checkpoint that it reads."""
+        """Return the passes of the run that resumes, and find the checkpoint from which it does."""
         turns = resumed_run(turns, self._training, resume, lambda turn: len(self._dealt(turn)))
         at = next(index for index, turn in enumerate(turns) if turn.resumes)
         each, count = self._passes[turns[at].number], len(self._dealt(turns[at]))
@@ -174,14 +173,14 @@ class RankLine:
             (end - first, *(self._writes(self._between[number]) for number in range(first + 1, end + 1)))
             for first, end in zip(self._training, ends, strict=True)
         ]
-        done[-1] = done[-1][:-1]  # the last one's end is that of the job
+        done[-1] = done[-1][:-1]  # after the last epoch, the job itself ends
         return period_of(done)
 
     def _put(self, stretch: Stretch, copy: int = 0, factor: float = 1.0, epochs_later: int = 0) -> None:
         """Append the rank's calls in a stretch, with the times between calls multiplied by `factor`.
 
-        `copy`: 0, or how often the stretch was repeated before; a repeated stretch writes files with other names. `epochs_later`:
-        added to the epoch numbers that it logs.
+        `copy`: how often the stretch was played before; if above 0, the stretch writes files with other names. `epochs_later`:
+        added to the epoch numbers that the stretch logs.
         """
         op, subject = self._recording.columns["op"], self._recording.columns["subject"]
         waits = not self._writes(stretch, main=False)
@@ -200,7 +199,7 @@ class RankLine:
             begin, first, others = reading, end + 1, []
 
     def _play(self, stretch: Stretch, factor: float, subjects: Subjects | None, waits: bool) -> None:
-        """Append a stretch in which the rank starts no process. If checkpoints are asynchronous, a thread plays its save."""
+        """Append a stretch in which the rank starts no process. A thread plays its save if checkpoints are asynchronous."""
         split = self._saves.split(stretch) if self._edits.asynchronous else None
         if split is None:
             return self._line.play(stretch, factor, subjects, waits)
@@ -211,8 +210,9 @@ class RankLine:
         self._line.play(after, factor, subjects)
 
     def _repeat_on_copies(self, stretch: Stretch) -> None:
-        """Append once more, on the copies of files that loaders map, what the rank did with these files: to open and map them.
+        """Append the rank's calls that open and map files for its loaders once more, on the copies of these files.
 
+        Loaders that are forked later then also inherit the maps of the copies.
         Loaders that are forked later then have the maps of the copies, too.
         """
         op, subject = (self._recording.columns[name][stretch.rows] for name in ("op", "subject"))
@@ -252,9 +252,9 @@ class RankLine:
         return asked if len(loaders) == usual else max(1, round(asked * len(loaders) / usual)) if asked else 0
 
     def _start_loader(self, loader: int, fork_ns: int) -> None:
-        """Start a loader in place of a recorded one, and after the last one of a pass further ones, for `fork_ns` each.
+        """Start a loader in place of a recorded one. After a pass's last recorded loader, also start the additional loaders.
 
-        If loaders are left out, so is the time for which the rank forked each of them.
+        Each start takes `fork_ns`. If a loader is left out, the time of forking it is left out, too.
         """
         self._join_loader(loader)  # if a repeated step or epoch has started it
         slot, loaders = self._slots[loader]
@@ -274,7 +274,7 @@ class RankLine:
         return new
 
     def _join_loader(self, loader: int) -> None:
-        """End the loader that replaces the recorded `loader` and the additional loaders started with it. Wait for their ends."""
+        """End the loader that replaces the recorded `loader`, and its additional loaders. Wait until they have ended."""
         for new in [*filter(None, [self._live.pop(loader, None)]), *self._more.pop(loader, [])]:
             new.end(self._deal)
             self._pipes.append((new.requests, new.results))
@@ -292,7 +292,7 @@ class RankLine:
         each, copy, count = self._passes[turn.number], turn.copy, self._crew(self._passes[turn.number])
         whole, first = self._dealt(turn), 0 if turn.replays else turn.done
         dealt = whole[first:]
-        # PyTorch's loader that skips batches deals the following ones from its first worker on
+        # PyTorch's loader that skips batches assigns the following ones from its first worker on.
         if first and count and not self._streamed:
             dealt = [batch._replace(slot=index % count) for index, batch in enumerate(dealt)]
         loaders = self._loaders_of(each, count)
@@ -325,9 +325,9 @@ class RankLine:
     def _take_batch(
         self, dealt: list[DealtBatch], index: int, ahead: int, loaders: list[NewLoader], begun: list[int]
     ) -> list[int]:
-        """Append how the rank receives or reads batch `index`, and requests another one. `begun`: channels of reads ahead of it.
+        """Append how the rank receives or reads batch `index`, and requests another one.
 
-        Return the channels of the reads ahead of the next batch.
+        `begun`: channels of the reads ahead for this batch. Returns the channels of the reads ahead for the next batch.
         """
         main = self._line.main
         if loaders:
@@ -344,7 +344,7 @@ class RankLine:
             self._line.main.add(Op.STEP, self._timed, point, len(dealt), self._computation.offset_at(point) if loaders else 0)
 
     def _make_step(self, turn: PassTurn, index: int, whole: list[DealtBatch]) -> None:
-        """Append the step on batch `index` of the `whole` pass, then what few steps are followed by, such as a checkpoint."""
+        """Append the step on batch `index` of the `whole` pass, then any rare work that is due after it, such as a checkpoint."""
         each = self._passes[turn.number]
         self._play_step(each, index, whole, turn.copy)
         if each.training:
@@ -359,7 +359,7 @@ class RankLine:
         return self._rare.due(epoch, index, step, count, self._edits.saves_every) if self._rare.steps else None
 
     def _play_step(self, each: RankPass, index: int, whole: list[DealtBatch], copy: int) -> None:
-        """Append the computation of a step, and the calls of the recorded step that lies at the same share of its pass."""
+        """Append the computation of a step. Also append the calls of the recorded step at the same share of its pass."""
         samples, count = whole[index].samples, len(whole[0].samples)
         wanted = self._computation.time_ns(each, samples, self._deal.parts, count, self._crew(each) > 0)
         recorded = min(index * len(each.steps) // len(whole), len(each.steps) - 1)
@@ -391,10 +391,10 @@ class RankLine:
         return [*(self._live[loader] for loader in each.loaders[:count]), *further]
 
     def _writes(self, stretch: Stretch, main: bool = True) -> bool:
-        """Return whether the rank writes files in a stretch. `main`: count its main thread, too."""
+        """Return True if the rank writes files in a stretch. `main`: True to include its main thread."""
         rows = np.concatenate([stretch.rows if main else stretch.rows[:0], *(rows for _, rows, _ in stretch.others)])
         return bool(np.isin(self._recording.columns["op"][rows], [Op.WRITE, Op.COPY_TO]).any())
 
     def _subjects(self, stretch: Stretch, copy: int) -> Subjects | None:
-        """Return the function that maps rows of a stretch to subjects if the stretch is repeated; None if it is played once."""
+        """Return the function that maps rows to subjects in a repeated stretch; None if it is played for the first time."""
         return self._builder.on_copies(f"-more{copy}", stretch.begin_ns, stretch.end_ns, data=False) if copy else None

@@ -1,4 +1,4 @@
-"""Finds what a rank does only after few of its steps, such as a checkpoint, and decides when an edited rank does it."""
+"""Finds work that a rank does only after few of its steps, such as a checkpoint, and decides when an edited rank does it."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +12,7 @@ from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
 
 
 class RareSteps(NamedTuple):
-    """The rare steps: training steps after which the rank does more than after others, over all epochs.
+    """The rare steps: training steps, of all epochs, after which the rank does more than after other steps.
 
     `steps`: their indices in the run; `within`: their indices in their epochs; `epochs`: their epochs; `lengths`: number of steps
     of each recorded epoch. `evaluated`: an evaluation follows each epoch.
@@ -57,7 +57,10 @@ class RareSteps(NamedTuple):
         return found[0] if found else None
 
     def _divide_epochs(self) -> bool:
-        """Return whether the rare steps and the ends of epochs, which an evaluation follows, come at even intervals."""
+        """Return True if the rare steps and the ends of epochs together come at even intervals.
+
+        An evaluation follows each epoch.
+        """
         ends = np.cumsum(self.lengths) - 1
         intervals = np.diff(np.sort(np.concatenate([[-1], self.steps, ends])))
         return self.evaluated and np.ptp(intervals) <= 1
@@ -75,9 +78,9 @@ class RareSteps(NamedTuple):
 
 
 def find_rare_steps(passes: list[RankPass]) -> tuple[RareSteps, list[NDArray[np.bool_]]]:
-    """Return the rare steps of training, and by epoch which of its steps are rare: those with over twice the usual calls.
+    """Return the rare steps of training, and by epoch a mask of its rare steps: those with over twice the usual calls.
 
-    Of neighbouring ones, only the first counts: a thread that saves may go on while later steps compute.
+    Of neighbouring rare steps, only the first counts, because a thread that saves may continue while later steps compute.
     """
     counts = [np.array([_calls(stretch) for stretch in each.steps], np.int64) for each in passes if each.training]
     evaluated = all(not later for own, later in pairwise([*(each.training for each in passes), True]) if own)
@@ -90,7 +93,7 @@ def find_rare_steps(passes: list[RankPass]) -> tuple[RareSteps, list[NDArray[np.
 
 
 def after_computation(steps: list[Stretch], rare: NDArray[np.bool_], index: int) -> tuple[Stretch, bool]:
-    """Return what the rank did in a rare step in addition to a usual computation, and whether it did that before it computed."""
+    """Return what the rank did in a rare step in addition to a usual step, and True if it did so before its computation."""
     usual = [stretch.think_ns for stretch, is_rare in zip(steps, rare.tolist(), strict=True) if not is_rare]
     computation, stretch = int(np.median(usual or [0])), steps[index]
     first, last = (int(stretch.at[at]) for at in (0, -1)) if len(stretch.at) else (stretch.end, stretch.end)

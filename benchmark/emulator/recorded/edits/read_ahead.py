@@ -14,7 +14,7 @@ _Ints = NDArray[np.int64]
 
 
 class TakenBatches(NamedTuple):
-    """The batches of a pass, when the rank took each one (ns), and when it requested the first one (ns)."""
+    """The batches of a pass, when the rank took each batch (ns), and when it requested the first batch (ns)."""
 
     batches: _Ints
     taken_ns: _Ints
@@ -31,10 +31,11 @@ def read_ahead_rows(recording: TwinRecording, process: int) -> NDArray[np.bool_]
 
 
 class ReadAhead:
-    """Calls of a rank's other threads by the batch and the part of it for which they read.
+    """Calls of a rank's other threads, by batch and by part of the batch.
 
-    The threads read for a batch from when the rank takes the batch before, until it takes this one. `rows`: mask of the calls, as
-    of `read_ahead_rows`; `parts`: gives the number of parts of a batch, which get equally many calls in the order of time.
+    From when the rank takes one batch until it takes the next one, the threads read for the next one. `rows`: mask of the calls,
+    as returned by `read_ahead_rows`. `parts`: returns the number of parts of a batch. Parts get equally many calls, in order of
+    time.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class ReadAhead:
         return found
 
     def of(self, batch: int, part: int) -> Stretch | None:
-        """Return what the other threads do for a part of a batch, None for nothing; the main thread has no rows in it."""
+        """Return the calls of threads other than the main thread for a part of a batch; None if there are none."""
         parts = self._parts.get(batch, [])
         return parts[part] if part < len(parts) and parts[part].others else None
 
     def is_streamed(self) -> bool:
-        """Return whether most files are read for several batches of a pass, one after another."""
+        """Return True if most files are read for several successive batches of a pass."""
         subject, batch = self._columns["subject"][self._rows], self._columns["batch"][self._rows]
         of_pass = np.searchsorted(self._firsts, batch, side="right")
         files = np.unique(np.stack([of_pass, subject, batch]), axis=1)[:2]

@@ -15,8 +15,8 @@ from iotwin.workload_yaml.rematerialized import rematerialized
 from iotwin.workload_yaml.train_section import batch_factor
 
 _MOST_FACTOR = 10_000
-# Keys and sections that change what a recorded twin does, by whether its batches must be known. A changed value of another key is
-# an error, as it has no effect.
+# Keys and sections that change a recorded twin, by whether its batches must be known. Any other changed key is an error, since
+# it would have no effect.
 _OF_ANY = (
     "dataset.data_folder", "train.epochs", "train.seed", "checkpoint.checkpoint_folder", "twin.recorded.file",
     "twin.recorded.think_scale", "twin.recorded.read_latency", "twin.ranks", "twin.clock", "twin.assumptions",
@@ -30,7 +30,7 @@ _OF_BATCHES = (
     "twin.checkpoint.asynchronous", "twin.evaluation.read_threads", "twin.recorded", "twin.resume",
 )  # fmt: skip
 
-# waits of a rank's main thread for batches; share of batches that counts as all
+# Operations by which a rank's main thread waits for batches; least share of batches that counts as all.
 _WAITS, _NEARLY_ALL = (Op.PIPE_READ, Op.WAIT), 0.9
 
 
@@ -44,9 +44,9 @@ class Edits(NamedTuple):
     samples: float = 1.0  # factor for the number of samples of each pass
     computation: float = 1.0  # factor for the time of steps
     saves_every: int | None = None  # steps between checkpoints within epochs; None: as recorded
-    ranks: int = 1  # ranks that share the samples of the recorded one, or if `regrouped` those of all recorded ranks
-    regrouped: bool = False  # the number of ranks differs from that of a recording with several
-    seed: int = 123  # for the order in which samples are dealt anew
+    ranks: int = 1  # ranks that share the samples of the recorded rank or, if `regrouped`, of all recorded ranks
+    regrouped: bool = False  # True: the recording has several ranks, and the edited job another number of ranks
+    seed: int = 123  # seed for the order in which samples are dealt anew
     decode: float = 1.0  # factor for the time between the calls that read a sample
     request_bytes: int | None = None  # most bytes of joined sequential reads; None: as recorded
     keep_open: bool = False  # a process opens each file of the data set once
@@ -60,9 +60,10 @@ class Edits(NamedTuple):
 
 
 def replays(header: Header, ranks: int, balanced: bool = False) -> int:
-    """Return how many replays run side by side for a job of `ranks` ranks.
+    """Return how many replays run concurrently for a job of `ranks` ranks.
 
-    That is one if the recording holds that many ranks already, unless samples are `balanced` over them, else one for each rank.
+    One replay suffices if the recording has that many ranks already, unless samples are `balanced` over them. Otherwise, each
+    rank has a replay.
     """
     return 1 if header.ranks == ranks and not balanced else ranks
 
@@ -123,10 +124,10 @@ def edits_of(config: Config, header: Header, ranks: int) -> Edits | None:
 
 
 def waits_for_batches(recording: TwinRecording) -> bool:
-    """Return True if the main thread of each rank has a wait for nearly each batch that loaders deliver to the rank.
+    """Return True if the main thread of each rank waits for nearly each batch that loaders deliver to the rank.
 
-    Otherwise another thread takes the batches from the loaders, such as PyTorch's that pins memory. The replay of that recording
-    would train on batches that are not there yet, so it must be rebuilt by `edit`.
+    Otherwise another thread receives the batches, such as PyTorch's thread that pins memory. A replay of that recording would
+    train on batches before they arrive, so `edit` must rebuild it.
     """
     header, columns = recording.header, recording.columns
     passes = [] if header.batches is None else [each for each in header.batches.passes if each.depth]
@@ -171,7 +172,7 @@ def _check(recorded: RecordedStructure, edits: Edits) -> None:
 
 
 def _refuse(config: Config, honoured: Sequence[str], why: str) -> None:
-    """Raise UsageError, which names the key and `why`, if the value of a key was changed that is not `honoured`."""
+    """Raise UsageError if the value of a key was changed that is not `honoured`. The message names the key and `why`."""
     usual = dict(_leaves(msgspec.to_builtins(Config(twin=Twin(recorded=TwinRecorded("")))), ""))
     for key, value in _leaves(msgspec.to_builtins(config), ""):
         if usual.get(key) != value and not any(

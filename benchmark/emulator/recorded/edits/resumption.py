@@ -13,14 +13,15 @@ from iotwin.workload_yaml import TwinResume
 from iotwin.workload_yaml.recorded_structure import structure_of
 from iotwin.workload_yaml.recording import Op, RecordedBatches, TwinRecording
 
-_RESTORE_FD = 1 << 20  # descriptor of the reads that restore a checkpoint, which no job's call has
+_RESTORE_FD = 1 << 20  # descriptor of the reads that restore a checkpoint; no call of a job uses it
 _READ_BYTES = 1 << 20  # size of one read
 
 
 class _SavedFile(NamedTuple):
     """A file of a checkpoint.
 
-    `number`: its index in the recording; `steps`: training steps that had begun when it was written last; `owner`: its rank.
+    `number`: index of the file in the recording. `steps`: number of training steps that had begun when the file was last written.
+    `owner`: the rank that wrote the file.
     """
 
     number: int
@@ -55,9 +56,10 @@ class SavedFiles:
             self._files.append(_SavedFile(index, name, _pattern(name), steps, owner, _folder(name) != _folder(file.name)))
 
     def are_read(self, resume: TwinResume) -> bool:
-        """Return whether a resumed run reads a checkpoint.
+        """Return True if a resumed run reads a checkpoint.
 
-        Raises UsageError if the job had not written its first one, or if the recording does not show which files are checkpoints.
+        Raises UsageError if the job had not written its first one by then, or if the recording does not show which files are
+        checkpoints.
         """
         if resume.mode == "skip_reads":
             return False
@@ -78,8 +80,8 @@ class SavedFiles:
     def read_by(self, builder: RowBuilder, thread: ThreadRows, rank: int) -> None:
         """Append to `thread` how the process `rank` inspects the checkpoints, and reads the newest one.
 
-        A rank reads the files that it has written, or those of the first rank if it has written none. A checkpoint whose folder
-        was renamed when it was whole is read once to verify it, and once more.
+        A rank reads the files that it has written; if it has written none, those of the first rank. If a checkpoint's folder was
+        renamed after it was complete, its files are read twice: to verify and to load them.
         """
         newest = self._newest()
         owners = sorted({file.owner for file in newest})
@@ -99,7 +101,7 @@ class SavedFiles:
         return [file for file in self._files if file.steps == steps or (file.in_renamed_folder and _folder(file.name) in folders)]
 
     def _inspected(self) -> list[tuple[_SavedFile, bool]]:
-        """Return the files in renamed folders that a later save opens, as far as they exist, and whether it reads them."""
+        """Return (file, True if it is read) for each existing file in renamed folders that a later save opens."""
         columns, found = self._recording.columns, []
         kinds: dict[str, set[int]] = {}  # operations of later saves, by pattern of names
         for file in self._files:
@@ -114,7 +116,7 @@ class SavedFiles:
 
     @staticmethod
     def _read(builder: RowBuilder, thread: ThreadRows, file: _SavedFile, most_bytes: int) -> None:
-        """Append the opening and closing of a file, and its reads of `most_bytes` each; 0: none."""
+        """Append the opening and closing of a file. Between them, append its reads of at most `most_bytes`; 0: no reads."""
         index, size_bytes = builder.found_file(file.number)
         thread.add(Op.OPEN, index, fd=_RESTORE_FD)
         for offset in [*range(0, size_bytes, most_bytes), size_bytes] if most_bytes else ():
@@ -123,7 +125,7 @@ class SavedFiles:
 
 
 def resumed_record(edited: TwinRecording, edits: Edits, batches: RecordedBatches) -> ResumedRun | None:
-    """Return how the edited recording of a rank reaches the step at which it resumes; None if it begins at its first step.
+    """Return how the edited recording of a rank reaches the step at which it resumes; None if the run begins at its first step.
 
     `batches`: the recording's batches before the edit.
     """

@@ -13,8 +13,8 @@ from iotwin.trace_store.schema import FLAG_CREATE
 from iotwin.workload_yaml.recording import COLUMNS, Op, Pipe, RecordedFile, TwinRecording
 
 _Ints = NDArray[np.int64]
-Subjects = Callable[[_Ints], _Ints]  # the new subjects of rows, AS_RECORDED for those that keep theirs
-AS_RECORDED = -1  # in place of a subject
+Subjects = Callable[[_Ints], _Ints]  # the new subject of each row, or AS_RECORDED if the row's subject is unchanged
+AS_RECORDED = -1  # stands for the recorded subject
 _NEVER_NS = 1 << 62
 # A copy of a process leaves these out: calls on pipes, which it would share with the original, and child processes.
 _NOT_COPIED = (Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL, Op.START, Op.JOIN)
@@ -75,7 +75,7 @@ class RowBuilder:
         np.maximum.at(self._last_ns, subject, at_ns)
 
     def new_row(self, op: Op, subject: int, size: int, fd: int, offset: int) -> int:
-        """Add a row that the recording does not have, and return its number. New rows are numbered after the recording's own."""
+        """Add a row that the recording does not have, and return its index. Indices of new rows follow those of recorded rows."""
         self._new.append((int(op), subject, size, fd, offset))
         return self._recording.rows + len(self._new) - 1
 
@@ -109,7 +109,9 @@ class RowBuilder:
             rows.take(part[remain], np.diff(clock[remain], prepend=0), subjects[remain])
 
     def start_of(self, process: int, again: bool) -> int:
-        """Return the index of the process to start in place of a recorded one: itself, or if it is started `again` a copy."""
+        """Return the index of the process that starts in place of a recorded one: a copy if it starts `again`, else the same
+        process.
+        """
         if not again:
             return process
         new = self.new_process(self._recording.header.parents[process])
@@ -126,7 +128,7 @@ class RowBuilder:
         return len(self._marks) - 1
 
     def on_copies(self, tag: str, begin_ns: int, end_ns: int, data: bool) -> Subjects:
-        """Return the function that gives rows of a repeated stretch copies of the files that only the stretch has written.
+        """Return the function that maps the rows of a repeated stretch to copies of the files that only this stretch has written.
 
         The stretch went from `begin_ns` to `end_ns`. `data`: also copies of the data set's files.
         """
@@ -147,7 +149,7 @@ class RowBuilder:
         self._channels = max(self._channels, count)
 
     def copy_of_file(self, index: int, tag: str) -> int:
-        """Return the index of a copy of a file whose name ends in `tag`, before its suffix; for the same tag always the same."""
+        """Return the index of a copy of a file, with `tag` in its name before the suffix. The same tag yields the same copy."""
         if (index, tag) not in self._copied:
             file = self.files[index]
             renamed = None if file.renamed_to is None else _tagged(file.renamed_to, tag)
@@ -205,7 +207,7 @@ class RowBuilder:
         return replace(self._recording, header=header, columns=columns)
 
     def _started(self, columns: dict[str, NDArray[Any]], process: _Ints) -> NDArray[np.bool_]:
-        """Return the mask of rows without those of recorded processes that no edited process starts any more."""
+        """Return a mask of the rows to keep: all rows, except those of recorded processes that no edited process starts."""
         recorded = self._recording.columns
         once = np.unique(recorded["subject"][recorded["op"] == Op.START])
         alive, before = np.ones(len(process), np.bool_), -1
@@ -223,7 +225,7 @@ class RowBuilder:
         return np.concatenate([self._recording.columns[name].astype(np.int64), made])
 
     def _without_missing(self, columns: dict[str, NDArray[Any]]) -> list[RecordedFile]:
-        """Return the files. If rows use a file that no row creates any more, it exists from the start."""
+        """Return the files. A file that rows use, but no remaining row creates, exists from the start."""
         used = np.unique(columns["subject"][columns["op"] < Op.PIPE_WRITE])
         creates = (columns["op"] == Op.OPEN) & (columns["flags"] & FLAG_CREATE > 0)
         missing = set(np.setdiff1d(used, columns["subject"][creates]).tolist())
@@ -238,7 +240,10 @@ class RowBuilder:
 
 
 def _last_removals(columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return a mask without all but the last removal of each file: a part that is repeated may still read the file."""
+    """Return a mask of the rows to keep: all rows, except each file's removals (unlink) before its last one.
+
+    The edit may repeat a part of the recording. A later repetition may still read a file that an earlier one would remove.
+    """
     kept = np.ones(len(columns["op"]), np.bool_)
     removals = np.flatnonzero(columns["op"] == Op.UNLINK)[::-1]
     _, last = np.unique(columns["subject"][removals], return_index=True)

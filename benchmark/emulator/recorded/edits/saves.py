@@ -27,7 +27,10 @@ def on_saved_files(recording: TwinRecording) -> NDArray[np.bool_]:
 
 
 def check_saves(recording: TwinRecording, edits: Edits, ranks: Sequence[int]) -> None:
-    """Raise UsageError, which names the key, if an edit of checkpoints has none to change. `ranks`: processes of the ranks."""
+    """Raise UsageError if `edits` change checkpoints, but the job wrote none. The message names the key.
+
+    `ranks`: the processes of the ranks.
+    """
     columns = recording.columns
     saves = columns["thread"][on_saved_files(recording) & np.isin(columns["op"], _WRITES)]
     if edits.fsync is not None and not len(saves):
@@ -37,9 +40,9 @@ def check_saves(recording: TwinRecording, edits: Edits, ranks: Sequence[int]) ->
 
 
 def with_syncs(recording: TwinRecording, wanted: bool) -> TwinRecording:
-    """Return an edited recording that syncs each checkpoint file before its close; if not `wanted`, one that syncs none.
+    """Return an edited recording that syncs each checkpoint file before the file's close or, if not `wanted`, syncs none.
 
-    A sync is added if the file was written and not synced after that.
+    A sync is added only if the file was written and not synced since.
     """
     columns, saved = recording.columns, on_saved_files(recording)
     op = columns["op"]
@@ -82,13 +85,13 @@ class Saves:
         )
 
     def snapshot_ns(self, stretch: Stretch) -> int:
-        """Return how long (ns) this machine copies the bytes that the stretch writes."""
+        """Return how long (ns) this machine takes to copy as many bytes as the stretch writes."""
         rows = stretch.rows[np.isin(self._columns["op"][stretch.rows], _WRITES)]
         return int(self._columns["size"][rows].sum() * _copy_ns_per_byte())
 
 
 def _copy_ns_per_byte() -> float:
-    """Return the time (ns) of copying a byte to new memory, as a snapshot of the state does."""
+    """Return the time (ns) of copying a byte to new memory. A snapshot copies the state in this way."""
     source, times = np.ones(_COPIED_BYTES, np.uint8), []
     for _ in range(3):
         begun = time.perf_counter_ns()

@@ -1,7 +1,7 @@
-"""Pages of samples that caused no fault, since the loader had mapped them for another sample that lies next to them.
+"""Pages of samples that caused no page fault, since the loader had mapped them for a neighbouring sample.
 
-A page fault maps a window of pages. Two samples that lie next to each other share a window, and only the first one that a loader
-reads faults there. If samples are dealt anew, another loader reads the second one, and must fault there, too.
+A page fault maps a window of pages. Two neighbouring samples in a file may share a window. Then only the sample that a loader
+reads first causes a fault. If samples are dealt anew, another loader may read the other one, and must then fault there, too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FEWEST = 12  # least number of runs with known windows that show how many windows a run has
-_SIGNIFICANT = 2  # standard errors from which on a difference counts
+_SIGNIFICANT = 2  # a difference counts if it is at least this many standard errors
 _WINDOW = ["process", "file", "offset"]
 
 
 def with_silent_touches(recording: TwinRecording) -> TwinRecording:
     """Return the labelled recording with touches of windows that its samples probably read without a fault.
 
-    Such a window was touched by the process before, and borders on a run of windows that a sample touched. If these runs are
-    shorter than others of the file, samples share windows. A touch of a mapped window causes no fault.
+    Such a window was touched by the same process before, and borders on a run of windows that a sample touched. If these runs
+    are shorter than other runs of the file, samples share windows. A touch of a mapped window causes no fault.
     """
     columns = recording.columns
     rows = np.flatnonzero((columns["op"] == Op.TOUCH) & (columns["label"] == Label.DEALT) & (columns["size"] > 0))
@@ -62,8 +62,8 @@ def _runs(touches: pd.DataFrame) -> pd.DataFrame:
 def _mapped_edges(runs: pd.DataFrame, touches: pd.DataFrame) -> pd.DataFrame:
     """Return the windows next to runs that their process had touched before.
 
-    Columns: `run`: the label of its row in `runs`, `file`, `offset`, `row`: before which row of the recording it belongs, and
-    `like`: the row of the touch that it is next to.
+    Columns: `run`: the label of the run's row in `runs`; `file`; `offset`; `row`: the row of the recording before which the touch
+    belongs; `like`: the row of the neighbouring touch.
     """
     import pandas as pd
 
@@ -78,12 +78,12 @@ def _mapped_edges(runs: pd.DataFrame, touches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _chosen(runs: pd.DataFrame, edges: pd.DataFrame) -> pd.DataFrame:
-    """Return evenly chosen `edges` of a file: as many as its samples probably extend beyond.
+    """Return evenly chosen `edges` of a file: as many as there are samples that probably extend into them.
 
-    Returns None if runs there are not shorter.
+    Returns None if the runs there are not shorter than others.
 
     A sample as long as a window begins in the window before its first fault as often as in the window of that fault. A shorter
-    one begins there less often, by its length in windows.
+    sample begins there less often, in proportion to its length.
     """
     has_edge = runs.index.isin(edges["run"])
     counts = runs["count"].to_numpy(np.float64)

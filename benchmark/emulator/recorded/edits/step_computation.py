@@ -1,4 +1,4 @@
-"""How long an edited rank computes on a batch of recorded samples, also on a short last one."""
+"""How long an edited rank computes on a batch of recorded samples, also on a short last batch."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,9 +13,9 @@ _PROPORTIONAL = 0.5  # 1: the time of a recorded short batch was proportional to
 
 
 class StepComputation:
-    """The computation of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps.
+    """The computation times of steps. `training`: the recorded passes that train; `rare`: by pass, the mask of its rare steps.
 
-    `factor`: factor for computation, but not for unpacking the batches of loaders.
+    `factor`: factor for computation; the unpacking of batches from loaders is not multiplied by it.
     """
 
     def __init__(self, training: Sequence[RankPass], rare: Sequence[NDArray[np.bool_]], factor: float) -> None:
@@ -27,10 +27,11 @@ class StepComputation:
     def time_ns(
         self, each: RankPass, samples: Sequence[DealtSample], parts: Callable[[int], int], whole: int, has_loaders: bool
     ) -> float:
-        """Return the time of a step of the pass on a batch with these samples, ns. If it `has_loaders`, that includes unpacking.
+        """Return the time (ns) of a step of the pass on a batch with these samples. If the rank `has_loaders`, this includes
+        unpacking.
 
-        `parts`: gives the number of samples of a recorded batch; `whole`: number of samples of the pass's first edited batch. A
-        batch with fewer samples takes as long as that one, unless short batches of the recording took less time.
+        `parts`: returns the number of samples of a recorded batch. `whole`: number of samples of the pass's first edited batch. A
+        smaller batch takes as long as that one, unless short batches of the recording took less time.
         """
         weights = np.zeros(len(each.batches))
         for sample in samples:
@@ -51,10 +52,10 @@ class StepComputation:
 
 
 def _share_saved(each: RankPass, rare: NDArray[np.bool_]) -> float | None:
-    """Return the time that a pass saved by its short last batch, as a share of what would be proportional to the missing samples.
+    """Return the time that a pass saved by its short last batch. 1 means in proportion to the missing samples, 0 means no saving.
 
-    Returns None if the pass has no short last batch, or if that is unknown. With loaders, only the sum of the times of the last
-    steps is known: those whose batches were requested in advance.
+    Returns None if the pass has no short last batch, or if the time is unknown. With loaders, only the sum of the times of the
+    last steps is known, whose batches were requested in advance.
     """
     last = max(each.depth, 1)
     missing = 1 - int(each.sizes[-1]) / each.size

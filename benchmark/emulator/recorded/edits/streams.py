@@ -1,7 +1,8 @@
-"""Streams: loaders that read on in files, ahead of their batches. Each file of a stream goes to a loader of the edited pass.
+"""Streams: loaders that read files continuously, ahead of their batches. Each file of a stream goes to a loader of the edited
+pass.
 
-The calls on a file keep their distance, in samples, to the other calls on it and to the samples that the loader delivers. So a
-loader that had filled a buffer of 40 samples before its first batch does so again, whichever files it reads.
+The calls on a file keep their distance, in samples, to the other calls on the file and to the samples that the loader delivers.
+So a loader that filled a buffer of 40 samples before its first batch does so again, whichever files it reads.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_IN_TURN = 1.5  # mean number of files read at a time from which on they are read in turn; it is 1 if one is read after another
+_IN_TURN = 1.5  # files count as read in turn from this mean number of concurrently read files on; 1: one file after another
 _ALIKE = 0.05  # files have equally many samples if their numbers differ from the average by less than this share
 
 
@@ -18,16 +19,16 @@ class DealtSample(NamedTuple):
     """A sample, or a part of a batch whose samples are unknown."""
 
     batch: int  # index of the recorded batch that it belongs to
-    part: int  # index within that batch
-    copy: int = 0  # 0: it is read from the recorded files; else from the copies of them with this number
+    part: int  # index of the part within that batch
+    copy: int = 0  # 0: the sample is read from the recorded files; else from the copies with this number
     piece: int | None = None  # index of the calls on one file, among those of the part; None: all calls of the part
 
 
 class StreamPart(NamedTuple):
     """Consecutive calls of a loader on one file.
 
-    `at`: index of the stream's sample that they are for; `file`: rank of the file in the order in which the stream reads its
-    files; `size_bytes`: bytes read.
+    `at`: index of the stream's sample for which the calls are. `file`: rank of the file in the order in which the stream reads
+    its files. `size_bytes`: bytes read.
     """
 
     at: int
@@ -81,7 +82,7 @@ def deal_streams(recorded: Sequence[RecordedStream], count: int, factor: float) 
 
 
 class _Files:
-    """The files of a recorded stream: which samples come from each, and its parts."""
+    """The files of a recorded stream: the samples of each file, and the calls on it."""
 
     def __init__(self, stream: RecordedStream) -> None:
         self._stream = stream
@@ -130,10 +131,10 @@ def are_in_turn(stream: RecordedStream) -> bool:
 
 
 def deal_in_turn(stream: RecordedStream, count: int, factor: float) -> list[DealtStream]:
-    """Return `count` streams, of which each reads its files in turn, and `factor` times as many samples.
+    """Return `count` streams, each of which reads its files in turn, with `factor` times as many samples.
 
-    File k goes to stream k modulo `count`. A stream's samples are those of the recorded one in proportion to the bytes of its
-    files. It reads as many samples ahead of the delivered ones as the recorded stream did at the same call.
+    File k goes to stream k modulo `count`. A stream gets samples of the recorded stream in proportion to the bytes of its files.
+    It reads as many samples ahead of the delivered ones as the recorded stream did at the same call.
     """
     length, whole = len(stream.samples), sum(part.size_bytes for part in stream.parts)
     before = list(accumulate((part.size_bytes * length / whole for part in stream.parts), initial=0.0))

@@ -1,4 +1,4 @@
-"""Cut threads of a recording at moments, on a clock that stands still during the threads' calls and waits."""
+"""Cut threads of a recording at given moments. The think clock stands still during the threads' calls and waits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ _TIMED_BY_END = (Op.POLL, Op.PIPE_READ, Op.WAIT, Op.JOIN)  # operations whose `a
 class Stretch:
     """What a process did between two moments: rows of its main thread on the think clock, and rows of its other threads.
 
-    `rows` has only kept rows. `begin` and `end` are readings of the clock, `begin_ns` and `end_ns` the moments.
+    `rows` has only the rows to keep. `begin` and `end` are readings of the think clock; `begin_ns` and `end_ns` are the moments.
     """
 
     rows: _Ints
@@ -53,9 +53,9 @@ class Stretch:
         return np.concatenate([self.rows, *(rows for _, rows, _ in self.others)])
 
     def by_file(self, file_of: Callable[[_Ints], _Ints]) -> list[tuple[int, "Stretch"]]:
-        """Return the parts of the stretch in which its threads use one file each, with the file: -1 if they use none.
+        """Return the parts of the stretch in which its threads use one file each, as (file, part); file -1: they use none.
 
-        `file_of`: gives the files of rows, -1 for none. Such rows belong to the file before.
+        `file_of`: returns the file of each row, -1 for none. Rows without a file belong to the file of the row before.
         """
         files = [file_of(rows) for rows in (self.rows, *(rows for _, rows, _ in self.others))]
         used = np.concatenate(files)
@@ -83,7 +83,7 @@ class Stretch:
     def put(self, thread: ThreadRows, factor: float = 1.0, subjects: NDArray[np.int64] | None = None) -> None:
         """Append the rows of the main thread to `thread`, with their times of thinking multiplied by `factor`.
 
-        `subjects`: new subjects by subject of a file, AS_RECORDED for none.
+        `subjects`: the new subject for each subject of a file; AS_RECORDED: the subject is unchanged.
         """
         thinks = (np.diff(self.at, prepend=self.begin) * factor).astype(np.int64)
         thread.take(self.rows, thinks, subjects)
@@ -152,17 +152,18 @@ class ProcessRows:
 
 
 def _filled(files: _Ints, first: int) -> _Ints:
-    """Return `files` with the one before in place of each -1, or `first`."""
+    """Return `files` with each -1 replaced by the file before it; by `first` if there is none."""
     last = np.maximum.accumulate(np.where(files >= 0, np.arange(len(files)), -1)) if len(files) else files
     found: _Ints = np.where(last >= 0, files[last], first) if len(files) else files
     return found
 
 
 def _with_hand_overs(recording: TwinRecording, threads: list[int], think_ns: _Ints) -> _Ints:
-    """Return the main thread's times of thinking, including its waits for threads that call no files, and for loaders to end.
+    """Return the main thread's times of thinking. They include its waits for threads without calls on files, and for loaders'
+    ends.
 
-    Such a thread sends requests or batches, and calls that follow the sending do so by chance. A loader ends as soon as the
-    rank stops it, so the rank was busy until then.
+    Such a thread sends requests or batches. Which calls follow the sending is chance. A loader ends as soon as the rank stops it,
+    so the rank was busy until then.
     """
     columns, starts = recording.columns, recording.starts()
     reading = set()
@@ -182,7 +183,10 @@ def _with_hand_overs(recording: TwinRecording, threads: list[int], think_ns: _In
 
 
 def _ends(at_ns: _Ints, think_ns: _Ints, op: _Ints) -> _Ints:
-    """Return when each row of a thread ended: the next one began a time of thinking later, unless only its end is recorded."""
+    """Return when each row of a thread ended: the begin of the next row minus that row's time of thinking.
+
+    If only the end of the next row is recorded, the result is the row's own time.
+    """
     by_end = np.append(np.isin(op[1:], _TIMED_BY_END), True)[: len(op)]
     following = np.append(at_ns[1:] - think_ns[1:], 0)[: len(op)]
     ends: _Ints = np.where(by_end, at_ns, np.maximum(following, at_ns))
