@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from iotwin.common.errors import IotwinError, UsageError
@@ -32,6 +32,8 @@ _LAUNCH_IDS = {
     "RANK": ("TORCHELASTIC_ERROR_FILE",),
 }
 _ATTEMPT = "/attempt_"
+HOSTS_OF_RANKS = "IOTWIN_HOSTS_OF_RANKS"  # variable of a job on several hosts: the address of each rank's host, joined by commas
+_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 _FIRST_PORT, _PORTS_END = 29500, 65000
 _MOST_NODES = 1 << 16
 _MOST_DIGITS = 9  # of a rank or a number of processes
@@ -153,10 +155,32 @@ def launched_by_torchrun() -> Launched:
     return launched
 
 
-def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """Return the environment variables that torchrun sets for one of `size` ranks on this machine. Rank 0 listens on `port`."""
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def rank_variables(rank: int, size: int, port: int, address: str = "127.0.0.1", local_rank: int | None = None) -> dict[str, str]:
+    """Return the environment variables that torchrun sets for one of `size` ranks. Rank 0 listens on `port` of `address`.
+
+    `local_rank` is the rank's index among those of its machine; None if all are on one machine.
+    """
+    local_rank = rank if local_rank is None else local_rank
+    ranks = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": port}
     return {name: str(value) for name, value in ranks.items()}
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the name of the network interface by which this machine reaches the IPv4 address or host `address`; None if none."""
+    import fcntl
+    import socket  # takes 5 ms, too long for every start of the command line
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 1))  # sends nothing
+        except OSError:
+            return None
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                if fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(40, b"\0"))[20:24] == own:
+                    return name
+    return None
 
 
 def become_local_rank(rank: int, size: int, port: int) -> None:

@@ -63,10 +63,13 @@ def end(process: BaseProcess, grace_s: float, killed_s: float) -> None:
 def end_programs(programs: Sequence["subprocess.Popen[bytes]"], grace_s: float, whole_session: bool = False) -> None:
     """Send SIGTERM to those of `programs` that run, and SIGKILL to those that still run after `grace_s`.
 
+    A program whose stdin is a pipe of this process gets the pipe's end instead of SIGTERM: ssh passes that on, but no signal.
     `whole_session`: SIGKILL goes to the whole process group of a program, which must lead a session.
     """
     for program in programs:
-        if program.poll() is None:
+        if program.stdin is not None:
+            program.stdin.close()
+        elif program.poll() is None:
             program.terminate()
     deadline = time.monotonic() + grace_s
     for program in programs:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.ranks import claimed_ports
+from iotwin.common.ranks import HOSTS_OF_RANKS, claimed_ports
 from iotwin.workloads.launch import LaunchPlan, RankProcess, local_plan, main
 from tests.conftest import ROOT
 from tests.processes import wait_for
@@ -122,6 +122,48 @@ def test_a_plan_of_one_module_has_the_environment_that_torchrun_sets(tmp_path):
     ]
     assert all(process.command[-4:] == ["-m", "iotwin.workloads.bert", "--steps", "3"] for process in plan.processes)
     assert [process.log for process in plan.processes] == [tmp_path / "rank-0.log", tmp_path / "rank-1.log"]
+
+
+def test_a_program_like_ssh_is_asked_by_the_end_of_its_stdin(tmp_path):
+    told = tmp_path / "pid"
+    reading = ["sh", "-c", f"trap '' TERM; echo $$ > {told}.new; mv {told}.new {told}; cat; exit 7"]
+    ending = LaunchPlan([RankProcess(reading, ends_with_stdin=True), after(told, "raise SystemExit(3)")]).run()
+    assert ending.exit_statuses == [7, 3] and ending.stopped_by == 1
+
+
+def second_host(folder, program):
+    """Start the second host's two ranks of three, which run `program`."""
+    (folder / "rank.py").write_text(program)
+    words = [sys.executable, "-m", "iotwin.workloads.launch", "--share", "127.0.0.1,127.0.0.2", "1", "2950", "3", "rank"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}, **streams)
+
+
+def test_a_share_of_several_hosts_ends_with_stdin(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", HOSTS_OF_RANKS)
+    program = f"import os, time; os.write(1, (' '.join(map(os.environ.get, {names})) + '\\n').encode()); time.sleep(1000)"
+    launcher = second_host(tmp_path, program)
+    expected = [f"{rank} {rank - 1} 3 127.0.0.1 2950 lo 127.0.0.1,127.0.0.2,127.0.0.2\n" for rank in (1, 2)]
+    assert sorted(launcher.stdout.readline() for _ in expected) == expected
+    assert launcher.communicate() == ("", "launch: the ranks were ended by the host that started them\n")
+    assert launcher.returncode == 1
+
+
+def test_a_share_names_the_rank_that_failed_before_it_ends_others(tmp_path):
+    program = f"""
+import os, signal, sys, time
+told = {str(tmp_path / "told")!r}
+if os.environ["RANK"] == "2":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    open(told, "w")
+    time.sleep(1000)
+while not os.path.exists(told): time.sleep(0.01)
+sys.exit(3)
+"""
+    launcher = second_host(tmp_path, program)
+    assert launcher.stderr.read() == f"launch: rank 1 on {os.uname().nodename} ended with exit status 3\nended\n"
+    launcher.communicate()
 
 
 def test_the_command_line_writes_logs_and_names_the_failure(tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from iotwin.common.ranks import from_environment, launched_by_torchrun
+from iotwin.common.ranks import HOSTS_OF_RANKS, from_environment, launched_by_torchrun
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TensorflowRanks:
 def join_ranks() -> TensorflowRanks:
     """Connect to the other ranks. RANK and WORLD_SIZE come from the environment; without them, this is the only process.
 
-    Rank r listens on port MASTER_PORT + r of MASTER_ADDR.
+    Rank r listens on port MASTER_PORT + r of MASTER_ADDR or, in a job on several hosts, of its host.
     """
     rank, world_size = launched_by_torchrun()
     gpus = tf.config.list_physical_devices("GPU")
@@ -57,6 +57,7 @@ def join_ranks() -> TensorflowRanks:
     if world_size == 1:
         return TensorflowRanks(0, 1, tf.distribute.get_strategy())
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), from_environment("MASTER_PORT", 29500)
-    workers = [f"{address}:{port + index}" for index in range(world_size)]
+    hosts = os.environ.get(HOSTS_OF_RANKS, ",".join([address] * world_size)).split(",")
+    workers = [f"{host}:{port + index}" for index, host in enumerate(hosts)]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
     return TensorflowRanks(rank, world_size, tf.distribute.MultiWorkerMirroredStrategy())
