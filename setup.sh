@@ -58,6 +58,7 @@ if [ "$mode" = test ]; then
     need libc6-dev "tests that compile a C program are skipped" compiles_c
     need fio "generation and emulation are not held against fio" has_program fio
     need openmpi-bin "tests of several nodes by MPI are skipped" has_open_mpi
+    need openssh-server "tests of several hosts by ssh are skipped" has_program sshd
     need munge "tests of several nodes by SLURM are skipped" has_program munged
     need slurm-client "tests of several nodes by SLURM are skipped" has_program srun
     need slurmctld "tests of several nodes by SLURM are skipped" has_program slurmctld

@@ -238,6 +238,15 @@ def s3_server() -> Iterator[str]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def two_namespaces() -> Iterator[tuple[str, str]]:
+    """Two hosts on this machine: (name, subnet); see tests/namespaces.py."""
+    from tests.namespaces import two_hosts
+
+    with two_hosts() as hosts:
+        yield hosts
+
+
 @pytest.fixture(scope="session")
 def docker_host() -> Iterator[str]:
     """The address of a Docker Engine, which DOCKER_HOST names meanwhile; see tests/docker_engine.py."""

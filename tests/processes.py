@@ -103,6 +103,17 @@ def members(session: int) -> list[int]:
     return found
 
 
+def processes_of(folder: Path) -> list[tuple[int, list[str]]]:
+    """Return (pid, command) of the other processes that name `folder` in their command."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            command = (process / "cmdline").read_bytes().decode(errors="replace")
+            if str(folder) in command and int(process.name) != os.getpid():
+                found.append((int(process.name), command.split("\0")))
+    return found
+
+
 def children(pid: int | str = "self") -> set[int]:
     """Pids of the children of a process that runs, whichever of its threads started them; none once it is gone."""
     found: set[int] = set()

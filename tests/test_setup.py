@@ -11,7 +11,7 @@ from tests.conftest import PATIENCE_S, ROOT
 
 _TOOLS = ("bash", "cat", "chmod", "dirname", "echo", "env", "grep", "head", "id", "mkdir", "rm", "sha256sum", "tee")
 _THERE = ("clang", "strace", "dockerd", "docker", "debootstrap", "busybox", "bpftrace", "bpftool", "chromedriver", "chromium",
-          "munged", "srun", "slurmctld", "slurmd")  # fmt: skip
+          "munged", "srun", "slurmctld", "slurmd", "sshd")  # fmt: skip
 _APT = """
 [ "$1" = update ] && exit 0
 shift; packages=

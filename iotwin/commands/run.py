@@ -19,6 +19,9 @@ class RunCommand(Command):
         )
         parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory of results (default results/NAME)")
         parser.add_argument("--no-container", action="store_true", help="run the cells as processes of this machine")
+        parser.add_argument(
+            "--hosts", metavar="HOST,...", help="run each cell on all of these hosts, by ssh, with a trace of each"
+        )
         parser.add_argument("--dry-run", action="store_true", help="list the cells in their order, and run none")
 
     def run(self, args: Namespace) -> Outcome:
@@ -28,6 +31,8 @@ class RunCommand(Command):
         experiment = read_experiment(args.experiment)
         if args.no_container:
             experiment.container = False
+        if args.hosts is not None:
+            experiment.hosts = args.hosts.split(",")
         if args.dry_run:
             return Outcome({"experiment": experiment.name, "cells": [cell.name for cell in cells(experiment)]})
         summary = run_experiment(experiment, args.output or Path("results") / experiment.name)

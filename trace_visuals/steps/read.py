@@ -33,6 +33,7 @@ _RANK = r'(?:^\[(?P<first>\d+)\]|"rank": ?(?P<second>\d+))'
 _BEGINS = r'"(?:epoch|block|training)_start"|"INTERVAL_START", ?"key": ?"(?:epoch|block|training)"|[Ss]tarting (?:epoch|block)'
 _BLOCK_ENDS = r"Ending block \d+ - (?P<steps>\d+) steps"
 _POINT = r'"key": ?"(?P<key>world_size|global_batch_size)", ?"value": ?(?P<value>\d+)'
+_TIME = r'"time_ms": ?(?P<ms>\d+)'
 _GPUS, _BATCH = re.compile(r"(\d+)_?-?gpus?(?![a-z])", re.I), re.compile(r"(?:batch_?-?|(?<![a-z])b)(\d+)", re.I)
 _COPY_TO_DEVICE = re.compile(r"memcpy.?(?:htod|h2d)", re.I)
 _BLOCK_BYTES = 64 << 20
@@ -40,11 +41,14 @@ _BLOCK_BYTES = 64 << 20
 
 @dataclass
 class InstrumentedRun:
-    """The directory of one run, its known parameters, its logs, and its timelines (TensorFlow's profiles of steps)."""
+    """The directory of one run, its known parameters, its logs, and its timelines (TensorFlow's profiles of steps).
+
+    Each log is a file, or several: one of each host.
+    """
 
     directory: Path
     parameters: dict[str, Any] = field(default_factory=dict)
-    logs: list[Path] = field(default_factory=list)
+    logs: list[list[Path]] = field(default_factory=list)
     timelines: list[Path] = field(default_factory=list)
 
 
@@ -69,15 +73,17 @@ def _find_runs(directory: Path) -> Iterator[InstrumentedRun]:
     """Yield the runs in `directory`: cells of iotwin run, traces, and folders with logs or timelines."""
     if (directory / "cell.json").is_file():
         cell = read_foreign_json(directory / "cell.json")
-        logs = [directory / "trace" / "logs" / "stdout", *sorted((directory / "output").glob("*.log"))]
+        printed = sorted([*directory.glob("trace/logs/stdout"), *directory.glob("trace/*.trace/logs/stdout")])
+        logs = [[log] for log in sorted((directory / "output").glob("*.log"))]
         timelines = sorted((directory / "output").glob("timeline-*.json"))
         known = {"workload": cell["workload"], "variant": cell["variant"], "gpus": cell["ranks"], "batch": cell["batch"]}
-        yield InstrumentedRun(directory, known, [log for log in logs if log.is_file()], timelines)
+        yield InstrumentedRun(directory, known, [printed, *logs] if printed else logs, timelines)
         return
     if (directory / "manifest.json").is_file() and (directory / "logs" / "stdout").is_file():
-        yield InstrumentedRun(directory, {}, [directory / "logs" / "stdout"])
+        yield InstrumentedRun(directory, {}, [[directory / "logs" / "stdout"]])
         return
-    logs, timelines = sorted(directory.glob("*.log")), sorted(directory.glob("timeline-*.json"))
+    logs = [[log] for log in sorted(directory.glob("*.log"))]
+    timelines = sorted(directory.glob("timeline-*.json"))
     if logs or timelines:
         yield InstrumentedRun(directory, {}, logs, timelines)
     for below in sorted(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()):
@@ -95,7 +101,9 @@ def _read_run(run: InstrumentedRun) -> pd.DataFrame:
     frame = max(frames, key=len)
     text = str(run.directory)
     guesses = {
-        "workload": next((name for name in WORKLOADS if name in text or any(name in log.name for log in run.logs)), "unknown"),
+        "workload": next(
+            (name for name in WORKLOADS if name in text or any(name in log.name for (log, *_) in run.logs)), "unknown"
+        ),
         "variant": run.directory.name,
         "gpus": _number(_GPUS, text),
         "batch": _number(_BATCH, text),
@@ -124,9 +132,18 @@ def _lines(log: Path) -> pa.ChunkedArray:
         raise IotwinError(f"{log} cannot be read as text: {str(error).splitlines()[0]}") from None
 
 
-def _read_log(log: Path, parameters: dict[str, Any]) -> pd.DataFrame:
+def _lines_of_hosts(logs: list[Path]) -> pa.ChunkedArray:
+    """Return the lines of the logs of several hosts by their times, since blocks begin in the log of rank 0 only."""
+    if len(logs) == 1:
+        return _lines(logs[0])
+    lines = pa.chunked_array([chunk for log in logs for chunk in _lines(log).chunks], pa.string())
+    times = pc.struct_field(pc.extract_regex(lines, _TIME).combine_chunks(), "ms")
+    return lines.take(pc.sort_indices(pc.cast(times, pa.int64())))
+
+
+def _read_log(log: list[Path], parameters: dict[str, Any]) -> pd.DataFrame:
     """Return key, rank, block and seconds of each timed part in `log`, and add the logged configuration to `parameters`."""
-    lines = _lines(log)
+    lines = _lines_of_hosts(log)
     points = pc.extract_regex(lines, _POINT).drop_null()
     # `points` has only a few lines, from the start of the log
     values = {row["key"]: int(row["value"]) for row in points.to_pylist()}

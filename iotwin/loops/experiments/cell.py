@@ -2,7 +2,7 @@
 
 import json
 import os
-import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from iotwin.common.files import new_folder, write_whole
 from iotwin.common.foreign_files import MOST_JSON_BYTES, read_foreign
 from iotwin.common.workloads import EMULATED, workload_named
 from iotwin.loops.experiments.experiment import EMULATOR_IMAGE, Cell, Experiment
+from iotwin.loops.experiments.host_check import count_gpus
 from iotwin.workload_yaml.yaml12 import LARGEST_BYTES
 
 _FIRST_ORDINARY_USER = 1000
@@ -27,22 +28,31 @@ def trace_command(experiment: Experiment, cell: Cell, data: Path, directory: Pat
 
     Raises IotwinError if the machine has fewer GPUs than the cell has ranks, or if no step time is known for the cell.
     """
-    output = directory / "output"
-    new_folder(output)
-    emulated = cell.variant == EMULATED
+    emulated, workload = cell.variant == EMULATED, workload_named(cell.jobs.workload)
     if experiment.gpus and not emulated and count_gpus() < cell.ranks:
         raise IotwinError(f"it needs {cell.ranks} GPUs and this machine has {count_gpus()}")
-    command = own_command("trace", "-o", directory / "trace", "--json", "--grace", "5s")
-    command += ["--workload", cell.jobs.workload]
-    seen = _Folders(data, output, output)
+    module = module_of(experiment, cell, data, directory)
     if experiment.container:
-        seen = _Folders(_DATA, _OUTPUT, output)
-        command += _container(experiment, cell, data, output)
-    job = _emulator(cell, seen) if emulated else _program(cell, seen, experiment.seed)
-    # A container image already has an entry point, python -m or iotwin.
-    if not experiment.container:
-        job = own_command(*job) if emulated else own_job(*_isolated(job))
-    return [*command, "--", *job]
+        # A container image already has an entry point, python -m or iotwin.
+        job = module[1:] if emulated else [*workload.launch_words(cell.ranks), *module]
+        return tracer_of(cell, directory / "trace", job, _container(experiment, cell, data, directory / "output"))
+    return tracer_of(
+        cell, directory / "trace", own_job(*(module if emulated else _isolated([*workload.launch_words(cell.ranks), *module])))
+    )
+
+
+def module_of(experiment: Experiment, cell: Cell, data: Path, directory: Path) -> list[str]:
+    """Make the folder `directory`/output, and return the Python module of the cell's job, followed by its options."""
+    output = directory / "output"
+    new_folder(output)
+    seen = _Folders(_DATA, _OUTPUT, output) if experiment.container else _Folders(data, output, output)
+    return ["iotwin", *_emulator(cell, seen)] if cell.variant == EMULATED else _program(cell, seen, experiment.seed)
+
+
+def tracer_of(cell: Cell, trace: Path, job: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """Return the command that writes the `trace` of `job`, the cell's command, with more `options` of `iotwin trace`."""
+    command = own_command("trace", "-o", trace, "--json", "--grace", "5s", "--workload", cell.jobs.workload)
+    return [*command, *options, "--", *job]
 
 
 class _Folders(NamedTuple):
@@ -96,7 +106,7 @@ def _owner(output: Path) -> str:
 
 
 def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
-    """Return the arguments after `python -m`: the launcher if there are several ranks, the job's module and its options."""
+    """Return the module of the cell's workload and its options."""
     workload = workload_named(cell.jobs.workload)
     options = {"data": seen.data, "output": seen.output, "batch-size": cell.batch, "variant": cell.variant, "seed": seed}
     if workload.has_loader_processes:
@@ -104,7 +114,7 @@ def _program(cell: Cell, seen: _Folders, seed: int) -> list[str]:
     if cell.variant == "sleep":
         options["sleep"] = _sleep_model(cell, seen)
     words = [word for name, value in (options | cell.options).items() for word in _option(name, value)]
-    return [*workload.launch_words(cell.ranks), f"iotwin.workloads.{workload.name}", *words]
+    return [f"iotwin.workloads.{workload.name}", *words]
 
 
 def _isolated(program: list[str]) -> list[str]:
@@ -165,8 +175,3 @@ def _sleep_model(cell: Cell, seen: _Folders) -> str:
     if not Path(text).is_file():
         return text
     return seen.put_file("computation_time.json", read_foreign(Path(text), MOST_JSON_BYTES))
-
-
-def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs of this machine, by their device files."""
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").iterdir())

@@ -23,6 +23,7 @@ def inputs_of(experiment: Experiment, cell: Cell) -> Inputs:
         "seed": experiment.seed,
         "gpus": experiment.gpus,
         "image": image_of(experiment, cell) if experiment.container else None,
+        "hosts": len(experiment.hosts) or None,
     }
     if cell.variant == "sleep":
         inputs["sleep"] = _with_content(str(cell.jobs.sleep))

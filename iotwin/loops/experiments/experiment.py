@@ -67,6 +67,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     seed: Count = 1  # seed of the cells' order, and of the jobs
     repeats: Positive = 1
     container: bool = True  # run each cell in a container; else as processes of this machine
+    hosts: list[str] = []  # hosts that ssh knows, on all of which each cell runs; if empty, on this machine
     gpus: bool = False  # give each rank a GPU; else ranks compute on CPUs
     time_limit: str = "1h"  # a cell that runs longer is ended
     plot: Literal["timeline", "steps"] | None = None  # pictures to draw of the finished cells

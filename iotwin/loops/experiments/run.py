@@ -24,7 +24,9 @@ from iotwin.common.units import counted, format_duration
 from iotwin.loops.experiments.cell import remove_container, trace_command
 from iotwin.loops.experiments.cell_inputs import Inputs, difference, inputs_of, inputs_of_data
 from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentDataSet, cells
+from iotwin.loops.experiments.hosts import HOSTS, lock_of, reach_hosts, run_on_hosts
 from iotwin.loops.experiments.plots import draw_plots
+from iotwin.workloads.launch import PREFIX
 
 # cell.json is written last, whole or not at all: if a cell has this file, it has finished.
 FINISHED, FAILED, SUMMARY = "cell.json", "failure.json", "summary.json"
@@ -42,13 +44,17 @@ def run_experiment(experiment: Experiment, directory: Path) -> Record:
     is run again from the start. Raises IotwinError if another run uses the directory, and UsageError if a cell in the directory
     was run with other options or data.
     """
+    if experiment.container and experiment.hosts:
+        raise UsageError("on several hosts, cells run as processes, not in containers; add --no-container")
     if experiment.container:
         _check_engine()
     directory = directory.absolute()
-    _refuse_links(directory, cells(experiment))
+    _refuse_links(directory, cells(experiment), experiment.hosts)
     make_folder(directory)
     make_folder(directory / _CELLS, below=directory)
     with _lock(directory) as lock:
+        if experiment.hosts:
+            reach_hosts(experiment.hosts, directory)
         runner = _Runner(experiment, directory, lock)
         return runner.run()
 
@@ -63,9 +69,10 @@ def _check_engine() -> None:
         raise IotwinError(f"{error}; or run the jobs as processes of this machine: add --no-container") from None
 
 
-def _refuse_links(directory: Path, todo: Sequence[Cell]) -> None:
-    """Raise IotwinError if a folder to write into is a link, whose target another user of `directory` may have chosen."""
-    folders = [_CELLS, _DATA, _PLOTS, f"{_PLOTS}/steps", *(f"{_DATA}/{_partial_name(name)}" for name in {c.data for c in todo})]
+def _refuse_links(directory: Path, todo: Sequence[Cell], hosts: Sequence[str]) -> None:
+    """Raise IotwinError if a folder or lock to write is a link, whose target another user of `directory` may have chosen."""
+    partial = {f"{_DATA}/{_partial_name(cell.data)}" for cell in todo}
+    folders = [_CELLS, _DATA, _PLOTS, f"{_PLOTS}/steps", HOSTS, *partial, *(str(lock_of(Path(), host)) for host in hosts)]
     for name in (*folders, *(f"{_CELLS}/{cell.name}" for cell in todo)):
         if (directory / name).is_symlink():
             raise IotwinError(f"{directory / name} is a symbolic link, which could lead anywhere; remove it or choose another -o")
@@ -195,7 +202,11 @@ class _Runner:
             if cell.data in self._data_failures:
                 raise IotwinError(self._data_failures[cell.data])
             inputs = inputs_of(self._experiment, cell)
-            self._execute(trace_command(self._experiment, cell, self._data_folder(cell.data), directory), directory)
+            data = self._data_folder(cell.data)
+            if self._experiment.hosts:
+                run_on_hosts(self._experiment, cell, data, directory, self._directory)
+            else:
+                self._execute(trace_command(self._experiment, cell, data, directory), directory)
         except IotwinError as error:
             self._remove_container(directory)
             note(f"      FAILED: {cell.name}; the reason follows at the end")
@@ -268,9 +279,9 @@ def _explain(status: int, directory: Path) -> str:
 
 
 def _job_end(text: str) -> str:
-    """Return the job's last line, or the last line of its ranks' launcher if the ranks printed nothing."""
-    lines = text.strip().splitlines(keepends=True)
-    return _last_line("".join(line for line in lines if not line.startswith("launch: "))) or _last_line(text)
+    """Return the job's last line: that before the line of its ranks' launcher, which ends other ranks, if there is one."""
+    own, _, _ = text.partition(f"\n{PREFIX}")
+    return _last_line(own)
 
 
 def _last_line(text: str) -> str:

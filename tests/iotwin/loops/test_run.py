@@ -19,7 +19,7 @@ from iotwin.loops.experiments.experiment import SHIPPED, cells, read_experiment
 from iotwin.loops.experiments.run import _explain, _Runner
 from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
-from tests.processes import call, one_line, wait_for
+from tests.processes import call, one_line, processes_of, wait_for
 
 needs_a_tracer = pytest.mark.skipif(nothing_can_trace() is not None, reason=str(nothing_can_trace()))
 
@@ -103,19 +103,7 @@ def test_failed_and_hung_cells_are_named_and_the_rest_goes_on(tmp_path, monkeypa
     assert "is missing" in reasons["dlrm-sleep-elsewhere-r1-b200-w1-1"]
     for cell, reason in reasons.items():
         assert f"FAILED {cell}: {reason}" in done.stdout
-    wait_for(lambda: not _processes_of(tmp_path), "the end of all that ran")
-
-
-def _processes_of(folder):
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in words and int(process.name) != os.getpid():
-            found.append((process.name, words))
-    return found
+    wait_for(lambda: not processes_of(tmp_path), "the end of all that ran")
 
 
 KILLED_WHEN = {
@@ -148,7 +136,7 @@ def test_a_run_killed_at_any_point_goes_on_where_it_was(tmp_path, point):
     for record in summary["finished"]:
         trace = Trace(output / "cells" / record["cell"] / "trace")
         assert trace.manifest.status == "complete" and str(record["batch"]) in trace.manifest.target.command
-    wait_for(lambda: not _processes_of(tmp_path), "the end of all that ran")
+    wait_for(lambda: not processes_of(tmp_path), "the end of all that ran")
 
 
 def test_more_gpus_than_there_are(tmp_path):

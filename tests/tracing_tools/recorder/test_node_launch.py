@@ -227,41 +227,17 @@ def _ranks_by_node(directory: Path, target: Path, reads: int) -> dict[str, list[
     return found
 
 
-@pytest.fixture
-def two_namespaces() -> Iterator[str]:
-    """The address of this machine in a network of its own with two network namespaces, iotwin-N1 and iotwin-N2."""
-    if shutil.which("ip") is None or subprocess.run(["ip", "netns"], capture_output=True, check=False).returncode:
-        pytest.skip("there is no ip netns here")
-    bridge, name = f"iotwin{os.getpid()}"[:15], f"iotwin-{os.getpid()}"
-    words = [f"link add {bridge} type bridge", f"addr add 10.213.7.1/24 dev {bridge}", f"link set {bridge} up"]
-    for node in (1, 2):
-        words += [
-            f"netns add {name}-{node}",
-            f"link add v{os.getpid()}.{node} type veth peer name eth0 netns {name}-{node}",
-            f"link set v{os.getpid()}.{node} master {bridge} up",
-            f"-n {name}-{node} addr add 10.213.7.1{node}/24 dev eth0",
-            f"-n {name}-{node} link set eth0 up",
-            f"-n {name}-{node} link set lo up",
-        ]
-    try:
-        for each in words:
-            subprocess.run(["ip", *each.split()], check=True)
-        yield name
-    finally:
-        for each in (f"netns del {name}-1", f"netns del {name}-2", f"link del {bridge}"):
-            subprocess.run(["ip", *each.split()], check=False)
-
-
 @pytest.mark.root
 def test_open_mpi_over_two_network_namespaces(tmp_path, target, two_namespaces):
+    name, subnet = two_namespaces
     if shutil.which("mpirun") is None:
         pytest.skip("needs mpirun (Open MPI)")
     agent = tmp_path / "agent"  # stands for ssh
     agent.write_text(
-        f'#!/bin/sh\nnode=$1; shift\nexec ip netns exec {two_namespaces}-$node unshare --uts sh -c "hostname node-$node; $*"\n'
+        f'#!/bin/sh\nnode=$1; shift\nexec ip netns exec {name}-$node unshare --uts sh -c "hostname node-$node; $*"\n'
     )
     agent.chmod(0o755)
-    network = ["--mca", "oob_tcp_if_include", "10.213.7.0/24", "--mca", "plm_rsh_agent", str(agent), "-x", "PYTHONPATH"]
+    network = ["--mca", "oob_tcp_if_include", f"{subnet}.0/24", "--mca", "plm_rsh_agent", str(agent), "-x", "PYTHONPATH"]
     launcher = ["mpirun", "--allow-run-as-root", "--host", "1:2,2:2", "--map-by", "node", *network]
     _launch(launcher, tmp_path / "set", reader(target, 6))
     assert _ranks_by_node(tmp_path / "set", target, 6) == {"node-1": [0, 2], "node-2": [1, 3]}
