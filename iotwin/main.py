@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,8 @@ _GROUPS = {
     "training systems": ("checkpoints", "checkfreq", "detrain", "dtr", "pipedream"),
 }  # fmt: skip
 _MODULES = {"import": "import_trace", "attach-profile": "attach_profile"}  # names of modules that differ from the command's name
+
+_ITEMS_AT_ONCE = 1 << 12  # of a sequence whose JSON is printed
 
 _Parsers = dict[str, argparse.ArgumentParser]  # parsers by the words that call their command: "info", "twin pack"
 
@@ -196,10 +198,23 @@ def _main(argv: Sequence[str] | None) -> int:
     return _run(command, args)
 
 
+def _json_pieces(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line with the JSON of `document`, its sequences in pieces: a table may have a million rows."""
+    for index, (key, value) in enumerate(document.items()):
+        yield f"{', ' if index else '{'}{json.dumps(key)}: "
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            yield json.dumps(value)
+            continue
+        for at in range(0, len(value), _ITEMS_AT_ONCE):
+            yield (", " if at else "[") + json.dumps(list(value[at : at + _ITEMS_AT_ONCE]))[1:-1]
+        yield "]" if len(value) else "[]"
+    yield "}\n" if document else "{}\n"
+
+
 def _show(command: Command, args: argparse.Namespace, outcome: Outcome) -> None:
     try:
         if args.json:
-            print(json.dumps(outcome.document))
+            sys.stdout.writelines(_json_pieces(outcome.document))
         elif not args.quiet:
             command.show(outcome.document)
         sys.stdout.flush()

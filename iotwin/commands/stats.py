@@ -1,6 +1,7 @@
 """``iotwin stats``: count calls, errors, bytes and times by operation, file or process, or query a trace by SQL."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class StatsCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.errors import UsageError
+        from iotwin.trace_store.figures.table_rows import TableRows
         from iotwin.trace_store.reader import Trace
 
         for name in ("csv", "latex"):
@@ -55,9 +57,8 @@ class StatsCommand(Command):
             return Outcome(document | {"columns": answer.column_names, "rows": plain_rows(answer)})
         if args.by != "file" and (args.kind or args.all_files):
             raise UsageError("--kind and --all-files choose among files; add --by file")
-        rows, error = _count(traces, args.by, args.dask)
-        if args.kind is not None:
-            rows = _of_kind(rows, args.kind)
+        table = _count(traces, args.by, args.dask)
+        error, rows = table.attrs["percentile_error"], TableRows(table if args.kind is None else _of_kind(table, args.kind))
         document |= {"by": args.by, "kind": args.kind, "all_files": args.all_files, "percentile_error": error}
         return Outcome(document | {"rows": rows})
 
@@ -65,7 +66,7 @@ class StatsCommand(Command):
         rows = document["rows"]
         if document["csv"] or self._latex:
             columns = document.get("columns") or list(rows[0] if rows else ())
-            values = [list(row.values() if isinstance(row, dict) else row) for row in rows]
+            values = (list(row.values() if isinstance(row, dict) else row) for row in rows)
             (_print_latex if self._latex else _print_csv)(columns, values)
         elif "columns" in document:
             _print_answer(document["columns"], rows)
@@ -81,35 +82,34 @@ class StatsCommand(Command):
                 print(f"events LOST: {document['lost']:,}, so calls, bytes and times are too low")
 
 
-def _of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the rows of files of `kind`. Raises UsageError if there are none."""
+def _of_kind(table: Any, kind: str) -> Any:
+    """Return the rows of `table` of files of `kind`. Raises UsageError if there are none."""
     from iotwin.common.errors import UsageError, nearest
 
-    kinds = sorted({row["kind"] for row in rows if row["kind"]})
+    kinds = sorted(table["kind"].dropna().unique())
     if kind not in kinds:
         raise UsageError(f"no file of kind '{kind}' was used{nearest(kind, kinds)}; these were: {', '.join(kinds)}")
-    return [row for row in rows if row["kind"] == kind]
+    return table[table["kind"] == kind]
 
 
-def _count(traces: list[Any], by: str, address: str | None) -> tuple[list[dict[str, Any]], float]:
-    """Return the rows, and the largest relative error of a percentile."""
-    from iotwin.trace_store.figures.statistics import document, statistics
+def _count(traces: list[Any], by: str, address: str | None) -> Any:
+    """Return the table that `statistics` makes, without the column of traces where there is one."""
+    from iotwin.trace_store.figures.statistics import statistics
     from iotwin.trace_store.workers import workers
     from iotwin.trace_visuals.labels import trace_labels
 
     with workers(address, traces) as each:
         table = statistics(traces, trace_labels([trace.path for trace in traces]), by, each)
-    error = table.attrs["percentile_error"]
-    return document(table.drop(columns="trace") if by == "process" and len(traces) == 1 else table), error
+    return table.drop(columns="trace") if by == "process" and len(traces) == 1 else table
 
 
-def _print_latex(columns: list[str], rows: list[list[Any]]) -> None:
+def _print_latex(columns: list[str], rows: Iterable[list[Any]]) -> None:
     from iotwin.loops.latex_table import latex_table
 
-    print(latex_table(columns, rows), end="")
+    print(latex_table(columns, list(rows)), end="")
 
 
-def _print_csv(columns: list[str], rows: list[list[Any]]) -> None:
+def _print_csv(columns: list[str], rows: Iterable[list[Any]]) -> None:
     import csv
     import sys
 

@@ -1,6 +1,9 @@
 """Print statistics of calls as a table on the terminal. Names from a trace are shown as plain text."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from iotwin.trace_store.figures.table_rows import TableRows
 
 _HEADINGS = {
     "time_share": "% time", "calls": "calls", "errors": "errors", "read_bytes": "read", "written_bytes": "written",
@@ -15,7 +18,7 @@ _WORDS = 60  # most characters of a name
 _NO_FILE = "(calls that name no file)"
 
 
-def show_statistics(rows: list[dict[str, Any]], title: str, most: int, more: str = "") -> None:
+def show_statistics(rows: Sequence[dict[str, Any]], title: str, most: int, more: str = "") -> None:
     """Print the first `most` rows of `trace_store.figures.statistics.document`. `more`: a hint where to find the other rows."""
     from rich.text import Text
 
@@ -49,28 +52,27 @@ def plain_table(title: str | None = None) -> Any:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
 
 
-def storage_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def storage_first(rows: TableRows) -> list[dict[str, Any]]:
     """Return the rows of files that fit on one screen: data set, checkpoints, logs, then a row for each other kind of file.
 
     If a kind has many files, a row without percentiles sums up the files that are not shown.
     """
-    kinds: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        kinds.setdefault(row["kind"], []).append(row)
+    each = rows.table.groupby("kind", sort=False, dropna=False)
+    kinds = {kind if isinstance(kind, str) else None: TableRows(own) for kind, own in each}
     order = [*(kind for kind in KINDS_FIRST if kind in kinds), *(kind for kind in kinds if kind not in KINDS_FIRST)]
-    shown = []
+    shown: list[dict[str, Any]] = []
     for kind in order:
         files, most = kinds[kind], _SHOWN_OF_KIND if kind in KINDS_FIRST else 0
         if len(files) <= most + 1:
             shown += files
         else:
-            shown += [*files[:most], _folded(kind, files[most:], "more " if most else "")]
+            shown += [*files[:most], _folded(kind, TableRows(files.table[most:]), "more " if most else "")]
     return shown
 
 
-def _folded(kind: str, files: list[dict[str, Any]], more: str) -> dict[str, Any]:
-    sums = {name: sum(row[name] for row in files) for name in files[0] if name in _SUMMED}
-    longest = max(row["max_ns"] for row in files)
+def _folded(kind: str | None, files: TableRows, more: str) -> dict[str, Any]:
+    sums = {name: files.table[name].sum() for name in files[0] if name in _SUMMED}
+    longest = files.table["max_ns"].max()
     blank = {name: None for name in files[0] if name.startswith("p") and name.endswith("_ns")}
     path = f"({len(files):,} {more}files; --kind {kind})" if kind else f"({len(files):,} {more}files)"
     return {**files[0], **blank, **sums, "max_ns": longest, "path": path, "kind": kind}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from iotwin import main
 from tests.conftest import ROOT, run_iotwin
 from tests.docs.conftest import cut_off_recording
 from tests.processes import call
@@ -63,6 +64,15 @@ def test_quiet_is_silent(name, traces, tmp_path):
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"a": 1, "b": None, "c": "x, y"}, {"none": [], "few": [1, {"d": None}], "pair": (1, "e")}, {"many": [*range(9)]}],
+)
+def test_the_pieces_of_a_document_are_its_json(document, monkeypatch):
+    monkeypatch.setattr(main, "_ITEMS_AT_ONCE", 4)
+    assert "".join(main._json_pieces(document)) == json.dumps(document) + "\n"
+
+
 def test_an_error_under_json_leaves_stdout_empty(tmp_path):
     result = run_iotwin("info", tmp_path / "nothing", "--json")
     assert result.returncode == 1 and result.stdout == "" and "no such trace" in result.stderr
@@ -70,12 +80,10 @@ def test_an_error_under_json_leaves_stdout_empty(tmp_path):
 
 def test_doctor(capsys, monkeypatch):
     """Every check is told, with a reason exactly where the answer is no."""
-    from iotwin.main import main
-
     monkeypatch.setenv("COLUMNS", "300")  # a line for each
-    status = main(["doctor"])
+    status = main.main(["doctor"])
     text = capsys.readouterr().out
-    assert main(["doctor", "--json"]) == status
+    assert main.main(["doctor", "--json"]) == status
     document = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in document["checks"]] == [
         "libbpf", "bcc", "bpftrace", "strace", "preload", "cgroup filter", "capped reads", "memory limit", "clang", "docker",

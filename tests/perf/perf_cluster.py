@@ -32,7 +32,7 @@ from tests.perf.records import record_figures
 _HOSTS, _DISTINCT, _LOADERS = 64, 4, 8
 _READ_BYTES, _CALL_NS = 256 << 10, 110_000
 _INTERPRETER_BYTES = 200 << 20
-_COMMANDS = ("stats", "info", "compare", "report")
+_COMMANDS = ("stats", "stats --by file", "info", "compare", "report")
 
 
 def _epoch(number: int, files: int, reads: int, rng: np.random.Generator) -> pa.Table:
@@ -107,7 +107,7 @@ def _sums(name: str, document: dict[str, Any], page: Path) -> dict[str, int]:
         rows = [dict(zip(operations["columns"], row, strict=True)) for row in operations["rows"]]
         return {"events": sum(row["calls"] for row in rows), "read_bytes": sum(row["size_bytes"] for row in rows),
                 "total_ns": sum(row["time_ns"] for row in rows)}  # fmt: skip
-    rows = document["rows"] if name == "stats" else document["operations"]
+    rows = document["operations" if name == "info" else "rows"]
     return {"events": sum(row["calls"] for row in rows), "read_bytes": sum(row["read_bytes"] for row in rows),
             "total_ns": sum(row["total_ns"] for row in rows)}  # fmt: skip
 
@@ -122,7 +122,8 @@ def measure(epochs: int = 20, reads: int = 48, files: int = 1_000_000, memory: s
         more = {"compare": [directory], "report": ["-o", page]}
         for name in names or _COMMANDS:
             begin = sum(os.times()[2:4])
-            output, seconds, peak = run_with_peak(name, directory, *more.get(name, []), "--memory", memory, "--json", "--quiet")
+            options = [*more.get(name, []), "--memory", memory, "--json", "--quiet"]
+            output, seconds, peak = run_with_peak(*name.split(), directory, *options)
             detail = f"{seconds:.0f} s, {sum(os.times()[2:4]) - begin:.0f} CPU s"
             yield Figure(f"{name} --memory {memory} of {what}: peak MiB of all processes", peak, limit, detail=detail)
             document = json.loads(output)

@@ -16,6 +16,7 @@ from iotwin.common.processes.memory import memory_limit
 from iotwin.trace_store.columns import add_at
 from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
 from iotwin.trace_store.figures.process_ranks import hosts_and_ranks
+from iotwin.trace_store.figures.table_rows import TableRows
 from iotwin.trace_store.fold import Events, Ints, TraceStretch, fold_all
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.workers import Workers, in_this_process
@@ -380,5 +381,4 @@ def tally(by: str, stretch: TraceStretch) -> Tally:
 
 def document(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of `table` as dictionaries for JSON, with None for missing values."""
-    plain = table.astype(object).where(table.notna(), None)
-    return [dict(zip(plain.columns, row, strict=True)) for row in plain.itertuples(index=False)]
+    return TableRows(table)[:]

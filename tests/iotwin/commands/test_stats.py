@@ -4,12 +4,14 @@ import csv
 import io
 import json
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from iotwin.loops.emulation_summary import print_what_if_latex
 from iotwin.loops.statistics_table import storage_first
+from iotwin.trace_store.figures.table_rows import TableRows
 from iotwin.trace_store.reader import Trace
 from tests.processes import call, one_line
 from tests.synthetic import Job, write_job
@@ -83,7 +85,7 @@ def _row(path, kind, calls):
 
 def test_storage_comes_first_and_libraries_are_one_line():
     rows = [_row("a.so", "library", 9), _row("x.ckpt", "checkpoint", 5), _row("b.so", "library", 4), _row("d.npy", "dataset", 3)]
-    shown = storage_first(rows)
+    shown = storage_first(TableRows(pd.DataFrame(rows)))
     assert [row["kind"] for row in shown] == ["dataset", "checkpoint", "library"]
     assert shown[2]["path"].startswith("(2 files") and shown[2]["p50_ns"] is None
     assert (shown[2]["calls"], shown[2]["read_bytes"], shown[2]["max_ns"]) == (13, 130, 9)
@@ -91,7 +93,7 @@ def test_storage_comes_first_and_libraries_are_one_line():
 
 def test_of_many_files_of_a_kind_the_busiest_are_shown_and_the_others_are_one_line():
     rows = [_row(f"{i}.npy", "dataset", 100 - i) for i in range(50)] + [_row(f"{i}.pt", "checkpoint", 1) for i in range(7)]
-    shown = storage_first([*rows, _row("a.log", "log", 1), _row("a pipe", "pipe", 8)])
+    shown = storage_first(TableRows(pd.DataFrame([*rows, _row("a.log", "log", 1), _row("a pipe", "pipe", 8)])))
     assert [row["path"] for row in shown[:6]] == [f"{i}.npy" for i in range(6)]
     assert shown[6]["path"] == "(44 more files; --kind dataset)" and shown[6]["calls"] == sum(100 - i for i in range(6, 50))
     assert [row["path"] for row in shown[7:]] == [*(f"{i}.pt" for i in range(7)), "a.log", "a pipe"]
