@@ -338,9 +338,11 @@ def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str
 
 def _named(tally: Tally, trace: Trace, label: str, by: str) -> pd.DataFrame:
     """Return the names and sums of the rows of `tally` with a call, in the order of the rows."""
+    names: pd.DataFrame
     used = np.flatnonzero(tally.sums[0])
     if by == "file":
-        names = trace.files()[["path", "kind"]].reindex(used - 1).astype(object)
+        # Paths remain in Arrow's memory: a million Python strings would take 100 MB.
+        names = trace.table("files", ["path", "kind"]).to_pandas().reindex(used - 1).astype({"kind": "str"})
     else:
         key = [tally.keys[row] for row in used.tolist()]
         key = key if by == tally.by else [pair[by == "op"] for pair in key]

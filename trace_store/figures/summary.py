@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from iotwin.trace_store.figures.page_cache import FileReads, summarise_page_cache
@@ -26,7 +28,7 @@ def summarise(trace: Trace) -> dict[str, Any]:
     busiest = _with_percentiles(trace, files)
     return {
         "operations": document(operations.assign(bytes=operations["read_bytes"] + operations["written_bytes"])),
-        "files": _files(files, trace.files()),
+        "files": _files(files, trace.table("files", ["kind"])["kind"]),
         "busiest_files": document(busiest.head(_BUSIEST)),
         "busiest_storage_files": document(busiest[busiest["kind"].isin(_STORAGE)].head(_BUSIEST)),
         "page_cache": summarise_page_cache(trace, getattr(found, "page_cache", None)),
@@ -55,16 +57,16 @@ def _with_percentiles(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:
     figures = [*PERCENTILES, "max_ns"]
     shown = pd.concat([files.head(_BUSIEST), files[files["kind"].isin(_STORAGE)].head(_BUSIEST)])
     shown = files[files.index.isin(shown.index)]
-    known = trace.files()
-    ids = known.loc[known["path"].isin(shown["path"]), "file_id"].tolist()
+    is_shown = pc.is_in(trace.table("files", ["path"])["path"], pa.array(shown["path"], pa.string()))
+    ids = np.flatnonzero(is_shown).tolist()
     detailed = rows([fold(trace, lambda stretch: Tally("file", sums=False), where=pc.field("file_id").isin(ids))], [trace], [""])
     found = shown.drop(columns=figures).merge(detailed[["path", "kind", *figures]], "left", ["path", "kind"])
     return found[shown.columns]
 
 
-def _files(by_file: pd.DataFrame, files: pd.DataFrame) -> list[dict[str, Any]]:
+def _files(by_file: pd.DataFrame, kinds: pa.ChunkedArray) -> list[dict[str, Any]]:
     totals = by_file.groupby("kind", as_index=False)[["calls", "read_bytes", "written_bytes", "total_ns"]].sum()
-    counts = files["kind"].astype(str).value_counts().to_dict()
+    counts = {str(each["values"]): each["counts"] for each in pc.value_counts(kinds.cast("string")).to_pylist()}
     found: list[dict[str, Any]] = [
         {
             "kind": kind,
