@@ -60,7 +60,7 @@ class _Dropped(Action):
 
 
 def accept_dropped_options(parser: ArgumentParser, *names: str) -> None:
-    """Accept options of earlier versions that have one value each, so that scripts go on; they have no effect."""
+    """Accept options of earlier versions that have one value each, so that old scripts still run. They have no effect."""
     for name in names:
         parser.add_argument(name, action=_Dropped, default=SUPPRESS, help=SUPPRESS)
 

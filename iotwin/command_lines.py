@@ -1,5 +1,5 @@
 """Command lines of iotwin's own processes. They use `python -P`, so that Python imports no module from the current directory,
-which may hold a json.py of a job or of a stranger.
+which may hold another program's json.py.
 """
 
 import shlex

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iotwin.common.units import format_duration
 from iotwin.trace_store.manifest import ClockPair
 
-# adjtimex(2) changes a clock's rate by at most 500 ppm (MAX_TICKADJ and the NTP limit); a larger change is a step.
+# adjtimex(2) changes a clock's rate by at most 500 ppm (MAX_TICKADJ and the NTP limit). A larger change means a step.
 _SLEW = 500e-6
 _NOISE_NS = 1_000_000  # a smaller difference may be the scheduler's delay between reading the two clocks
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_EXACT = 1 << 53  # sums of whole numbers up to it are exact in floats
+_EXACT = 1 << 53  # floats hold all whole numbers up to this one exactly
 
 
 def column(values: NDArray[np.generic], kind: pa.DataType, missing: NDArray[np.bool_] | None = None) -> pa.Array:
@@ -38,11 +38,11 @@ def integers(values: pa.Array | pa.ChunkedArray, missing: int = 0) -> NDArray[np
 
 
 def add_at(sums: NDArray[Any], row: NDArray[np.int64], values: NDArray[np.int64] | None = None) -> None:
-    """Add each of `values`, none of which is negative, to the element of `sums` with its index in `row`; without `values`, 1.
+    """Add values[i] to sums[row[i]] for each i; without `values`, add 1. No value may be negative.
 
     Sums of whole numbers in floats are exact up to 2**53: 9 PB, or 104 days in ns.
     """
-    if len(sums) > len(row):  # arrays of all rows would take longer than single additions
+    if len(sums) > len(row):  # the other way makes arrays as long as `sums`, which would take longer than single additions
         np.add.at(sums, row, sums.dtype.type(1) if values is None else values.astype(sums.dtype, copy=False))
     elif values is None:
         sums += np.bincount(row, minlength=len(sums))
@@ -53,7 +53,7 @@ def add_at(sums: NDArray[Any], row: NDArray[np.int64], values: NDArray[np.int64]
 
 
 def plain_labels(expected: pa.Schema) -> pa.Schema:
-    """Return the schema `expected` with strings instead of dictionaries. Tables with different dictionaries combine by it."""
+    """Return the schema `expected` with strings instead of dictionaries, so that tables with other dictionaries can be joined."""
     return pa.schema([(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in expected])
 
 

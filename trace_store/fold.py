@@ -26,15 +26,15 @@ Ints = NDArray[np.int64]
 GROUPS = (*OP_GROUPS, "other")
 READ, WRITE, OPEN, CLOSE, SYNC, MAP, NAME, WAIT = range(8)
 _LEAST_EVENTS = 4_000_000  # least events per stretch; with fewer, combining summaries takes longer than parallel work saves
-_FEW_ROWS = 1 << 14  # of a batch
-_MOST_STRETCHES = 16  # of a trace, so that the summaries of a large trace fit in memory
+_FEW_ROWS = 1 << 14  # a batch with fewer rows is joined with the next one
+_MOST_STRETCHES = 16  # most stretches of a trace, so that all summaries of a large trace fit in memory
 
 
 class EventDecoder:
-    """What the batches of one trace share: the kind of each file, and the names of the operations seen so far."""
+    """The data that all batches of a trace share: the kind of each file, and the names of the operations seen so far."""
 
     def __init__(self, kinds: pa.DictionaryArray, ops: list[str] | None = None) -> None:
-        """`kinds`: the kind of each file, by file id. `ops`: names to which those of further operations are added."""
+        """`kinds`: the kind of each file, by file id. `ops`: names of operations; those of further operations are appended."""
         code = np.array([FILE_KINDS.index(kind) for kind in kinds.dictionary.to_pylist()], np.int8)
         # The last entry is for calls without a file, whose id is -1.
         self.kind_of_file = np.append(code[integers(kinds.indices)], np.int8(-1))
@@ -250,7 +250,7 @@ def _folded(task: tuple[Trace, Sequence[int], Callable[[TraceStretch], Found], E
 
 
 def _large_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join batches of which a filter has left few rows, since a collector spends about a millisecond on any batch."""
+    """Join batches that have few rows after a filter, since a collector spends about a millisecond on any batch."""
     few: list[pa.RecordBatch] = []
     for batch in batches:
         few.append(batch)

@@ -22,7 +22,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Status = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 State = Literal["recording", "complete", "recovered"]
-# What bounds the difference between the clocks of two hosts.
+# The evidence that bounds the difference between the clocks of two hosts.
 Evidence = Literal["one clock", "sockets", "collectives", "ntp", "none"]
 
 
@@ -85,7 +85,7 @@ class Cost(msgspec.Struct):
 
 
 class Ring(msgspec.Struct):
-    """The end of a long recording, which is all that a trace of ``iotwin trace --ring`` has."""
+    """Facts about a trace of ``iotwin trace --ring``, which has only the end of a long recording."""
 
     size_bytes: Count  # most bytes of the records while recording
     kept_from_ns: Nanoseconds = 0  # the trace has all calls that began at this time or later, and no others

@@ -43,7 +43,7 @@ class Trace:
 
     @property
     def document(self) -> Path:
-        """The file that describes the trace or set: its content changes if another trace or set replaces it."""
+        """The file that describes the trace or set. The file's content changes if another trace or set replaces this one."""
         return self.path / (SET_NAME if is_set(self.path) else MANIFEST_NAME)
 
     @property
@@ -53,7 +53,7 @@ class Trace:
 
     @property
     def held_bytes(self) -> int:
-        """The most memory of a fold that grows with files and hosts."""
+        """The most bytes of a fold's memory that depend on the numbers of files and hosts."""
         return self._tables.number_of_files * _FILE_BYTES + len(self.manifest.hosts) * _HOST_BYTES
 
     @property

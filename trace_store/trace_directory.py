@@ -35,7 +35,7 @@ def foreign_entry(directory: Path) -> Path | None:
 
 
 def _foreign_below(directory: Path) -> Path | None:
-    """Return the first of these that no trace contains: the folder `directory` of a trace, or an entry below it; else None."""
+    """Return what no trace contains: `directory`, a folder in a trace, or else the first such entry below it; else None."""
     name = _final(directory.name)
     if name in _UNCHECKED:
         return None

@@ -1,4 +1,4 @@
-"""Move the trace of an emulated run on a virtual clock to virtual time.
+"""Convert the times of the trace of an emulated run with a virtual clock to virtual time.
 
 The emulator logs when its clock jumped, and how far. A trace is recorded in real time. This module adds to each time of the trace
 all jumps before it, so that the twin's calls lie as far apart as the job's. The jumps are kept in the table `clock`, from which
@@ -40,11 +40,11 @@ class Jumps:
         return self._skipped_ns[1:]
 
     def before_begin(self, real_ns: Times) -> Times:
-        """Return the ns skipped before something that begins at `real_ns`. At the time of a jump, it begins after the jump."""
+        """Return the ns skipped before an event that begins at `real_ns`. If a jump has the same time, it is before the event."""
         return self._skipped_ns[np.searchsorted(self.real_ns, real_ns, side="right")]
 
     def before_end(self, real_ns: Times) -> Times:
-        """Return the ns skipped before something that ends at `real_ns`. At the time of a jump, it ends before the jump."""
+        """Return the ns skipped before an event that ends at `real_ns`. If a jump has the same time, it is after the event."""
         return self._skipped_ns[np.searchsorted(self.real_ns, real_ns, side="left")]
 
 

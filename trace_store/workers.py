@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 LOCAL = "local"
-_CODEC = "zstd"  # of results
+_CODEC = "zstd"  # compresses results
 _CONNECT_S = 15  # how long to wait for a Dask scheduler
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
@@ -41,7 +41,7 @@ def in_this_process(function: Callable[[Item], Result], items: Sequence[Item], /
 
 
 def _in_worker(share_bytes: int | None, function: Callable[[Item], Result], item: Item) -> list[tuple[bytes, int]]:
-    """Return function(item) as `_unpacked` reads it. This process may take `share_bytes` for it, by default half of what is free.
+    """Return function(item) in the form that `_unpacked` reads. `share_bytes`: memory for this process; None: half of the free.
 
     Compressed, summaries take a fifth to a fiftieth of the bytes, since most of their numbers are small or 0. Each array is
     compressed by itself, so that no other copy of a large summary is made.
@@ -84,9 +84,9 @@ def _processes(number: int, share_bytes: int) -> Iterator[Workers]:
 def workers(address: str | None, traces: Sequence[Trace], worth_processes: float = math.inf) -> Iterator[Workers]:
     """Yield the workers at `address`: 'HOST:PORT' of a Dask scheduler, or LOCAL for a cluster on this machine.
 
-    If `address` is None, these are worker processes if the traces have at least `worth_processes` events, else this process. On
-    this machine, the memory limit bounds their number. Workers on other machines must find the traces at the same paths. Raises
-    IotwinError if Dask is not installed or no scheduler answers.
+    If `address` is None, yields worker processes if the traces have at least `worth_processes` events, else this process. On
+    this machine, the memory limit bounds the number of workers. Workers on other machines must find the traces at the same
+    paths. Raises IotwinError if Dask is not installed or no scheduler answers.
     """
     held_bytes = max((trace.held_bytes for trace in traces), default=0)
     number, share = workers_within_limit(len(os.sched_getaffinity(0)), held_bytes)

@@ -92,7 +92,7 @@ class EmulateCommand(Command):
         dlio.add_argument("--cfg", "-c", choices=["job"], help="print the composed config as YAML, and run nothing")
 
     def run(self, args: Namespace) -> Outcome:
-        # The emulator multiplies no matrices, so BLAS's threads would only cost memory. Must be set before numpy is loaded.
+        # The emulator multiplies no matrices, so BLAS's threads would only take memory. This must be set before numpy is loaded.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         document = self._document(args)
         if document is None:

@@ -37,7 +37,7 @@ class FitCommand(Command):
             check_type(args.output, (".yaml", ".yml"))
         check_output(args.output)
         if not args.force:
-            check_unedited(args.output)  # before the work
+            check_unedited(args.output)  # before the fit, which takes long
         trace = Trace(args.trace)
         if args.memory_limit and not trace.fits_in_memory:
             least = -(-trace.manifest.events * EVENT_BYTES >> 20)

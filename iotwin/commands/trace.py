@@ -185,7 +185,7 @@ def _until(text: str | None) -> "Until | None":
 
     until = None if text is None else parse_until(text)
     if until is not None and until.kind == "signal":
-        # The signal must not kill iotwin while it finishes the trace, nor if another task traces. The job inherits no handler.
+        # The signal must not kill iotwin while it finishes the trace, or while another task traces. The job inherits no handler.
         signal.signal(END_SIGNAL, lambda number, frame: None)
     return until
 
@@ -324,7 +324,7 @@ def _task_of(args: Namespace) -> NodeTask | None:
 
 
 def _labelled(make_target: "Callable[[], TraceTarget]", args: Namespace, command: list[str]) -> "Callable[[], TraceTarget]":
-    """Return the function that makes the target whose loops are labelled if `--phases auto` asks for that, else `make_target`."""
+    """Return the function that makes the target: with labelled loops if `--phases auto` is set, else `make_target`."""
     if args.phases != "auto":
         return make_target
     from iotwin.loops.labelled_target import LabelledTarget, not_labelled

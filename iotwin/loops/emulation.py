@@ -38,7 +38,7 @@ class EmulationOptions(NamedTuple):
     events: bool = False  # write every rank's events into the output folder, in DFTracer's format (.pfw)
     as_dlio: bool = False  # generate data also into a folder with other files, as dlio_benchmark does
     instrument: bool = False  # log every part of every step of rank 0
-    one_of_several: bool = False  # this process makes several runs: the time before this one is no part of the job's start-up
+    one_of_several: bool = False  # this process makes several runs, so the time before this run is no part of the job's start-up
 
 
 def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] | None:
@@ -181,7 +181,7 @@ def check_edits(config: "Config", ranks: int) -> None:
 
 
 def make_copies(config: "Config", file: str, ranks: int) -> None:
-    """Write the copies of the data set's files that a twin with more samples than its job reads, unless they exist.
+    """Write copies of the data set's files, unless they exist. A twin with more samples than its job reads these copies.
 
     `file`: path of the twin's recording. New copies that the twin maps are cached as the job found its data.
     """

@@ -25,7 +25,7 @@ from iotwin.common.processes.memory import free_bytes
 _CHECK_EVERY_S = 0.1
 _SHARE_OF_TIME = 0.1  # largest share of a processor's time that the checks may take
 _MOST_FILES = 30_000  # files that one process maps at most; the kernel allows 65 530 maps
-# largest share of the free memory that files may have; with larger data sets, the kernel chooses which pages remain
+# largest share of the free memory that files may take; with larger data sets, the kernel chooses which pages remain
 _SHARE_OF_MEMORY = 0.5
 _GRACE_S = 10.0
 _MAP_FIXED = 0x10

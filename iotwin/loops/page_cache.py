@@ -55,7 +55,7 @@ def found_in_pages(touched: pd.DataFrame, files: Sequence[tuple[str, int]]) -> I
 
     If data were read from disk, a page fault also maps the pages around the touched one. If data were just written, and are
     cached in large folios, the trace shows one page for each fault. A file may be cached in both ways, so each stretch of
-    FOLIO_BYTES is judged separately, and one without faults like the majority.
+    FOLIO_BYTES is judged separately. A stretch without faults gets the result of the majority.
     """
     if touched.empty:
         return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _FORMATS = {".tfrecord": "tfrecord", ".npz": "npz", ".npy": "npy", ".hdf5": "hdf5", ".jpeg": "jpeg", ".png": "png"}
 _MANIFEST_BYTES, _LATEST_BYTES = 900, 8  # sizes of a store's small files
-# Size of the file that lists a stage's tensors: without any, for each weight with its momentum, and if the layers are unknown.
+# Bytes of the file that lists a stage's tensors: without tensors; for each weight with its momentum; if layers are unknown.
 _INDEX_BYTES, _WEIGHT_BYTES, _UNKNOWN_INDEX_BYTES = 138, 258, 3000
 _WITH_WEIGHT_AND_BIAS = ("Conv", "Linear", "BatchNorm", "LayerNorm", "GroupNorm")  # kinds of layers
 
@@ -151,7 +151,7 @@ def _choose_files(config: "Config", data: Path) -> None:
 
 
 def _choose_images(config: "Config", data: Path, train: list[str], evaluated: list[str]) -> None:
-    """Let the workload read each image whole: one call for its content, and one that finds its end."""
+    """Let the workload read each image whole: by one call for the content, and one that finds the end of the file."""
     config.dataset.format = "bin"
     config.twin.train_files, config.twin.eval_files = train, evaluated or None
     config.dataset.num_files_train, config.dataset.num_files_eval = len(train), len(evaluated) or None

@@ -13,7 +13,7 @@ _NARROW_HEADINGS = {"time_share", "calls", "errors", "total_ns", "p50_ns", "p99_
 _SUMMED = {"calls", "errors", "read_bytes", "written_bytes", "total_ns", "time_share"}
 KINDS_FIRST = ("dataset", "checkpoint", "log")
 _SHOWN_OF_KIND = 6
-_WIDE, _PIPE_WIDTH = 125, 160  # width of a wide terminal, and of output that is no terminal, in characters
+_WIDE, _PIPE_WIDTH = 125, 160  # least width of a wide terminal, and width of output that is no terminal, in characters
 _WORDS = 60  # most characters of a name
 _NO_FILE = "(calls that name no file)"
 

@@ -43,7 +43,7 @@ class Demand:
 
 
 def demand_of(trace: Trace) -> Demand | None:
-    """Return what the traced job read of its data set during training. None if it read nothing then.
+    """Return the traced job's reads of its data set during training. None if it read nothing during training.
 
     Training begins with the first epoch and ends with the last. If the trace has no epochs, the window is that of the reads.
     """
@@ -77,7 +77,7 @@ def _training(trace: Trace) -> tuple[int, int, str] | None:
 
 
 def _reads_of_data(trace: Trace) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Yield start, duration and bytes of the reads of data-set files that returned any."""
+    """Yield start, duration and bytes of those reads of data-set files that returned bytes."""
     decoder, is_read = EventDecoder.of(trace), pc.field("op").cast("string").isin(list(READ_OPS)) & (pc.field("result") > 0)
     for batch in trace.events(["start_ns", "duration_ns", "op", "result", "file_id"], is_read):
         events = Events(batch, decoder)
@@ -99,7 +99,7 @@ def _spread(
 ) -> NDArray[np.float64]:
     """Return the amount in each bin of 0.1 s, shape (bins,). Each call's amount is spread evenly over its duration.
 
-    Times are relative to the window. What lies outside of the window of `span_ns` is left out.
+    Times are relative to the begin of the window, which is `span_ns` long. The amount outside of the window is left out.
     """
     length = np.maximum(duration_ns, 1)
     first, last = np.clip(start_ns, 0, span_ns), np.clip(start_ns + length, 0, span_ns)
@@ -117,8 +117,9 @@ def _spread(
 def _seconds(bins: NDArray[np.float64], span_s: float) -> NDArray[np.float64]:
     """Return the rates per second of all intervals of one second that overlap the window; of the window if it is shorter.
 
-    Intervals may begin before the window or end after it, so that each moment of the window is in equally many. Otherwise the
-    reads at its begin, when loaders fill their buffers, would be in one interval and those in its middle in ten.
+    Intervals may begin before the window or end after it, so that each moment of the window is in equally many intervals.
+    Otherwise, the reads at the window's begin, when loaders fill their buffers, would be in one interval only, and those in its
+    middle in ten.
     """
     if len(bins) <= _BINS_PER_S:
         return np.array([bins.sum() / span_s])

@@ -12,7 +12,7 @@ from iotwin.trace_store.reader import Trace
 _NUMBERS = re.compile(r"\d+")
 # Parts of file names that number the files of one checkpoint: model-00001-of-00003, mp_rank_02, __0_0.distcp, shard3.
 _PARTS = re.compile(r"\d+-of-\d+|(?:rank|shard|part|worker|node|pp|tp|dp|mp)[-_]?\d+|__\d+_\d+", re.IGNORECASE)
-_LEAST_BYTES = 4096  # smaller files, such as LATEST, only name a checkpoint
+_LEAST_BYTES = 4096  # smaller files are no checkpoint files: LATEST, for example, only names a checkpoint
 
 
 @dataclass
@@ -34,7 +34,7 @@ class SavedCheckpoint:
 
     @property
     def durable_ns(self) -> int:
-        """The time at which all files had become durable; NEVER if one of them did not."""
+        """The time at which all files of the checkpoint had become durable; NEVER if one of them did not."""
         return max(file.durable_ns for file in self.files)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BUCKETS_PER_OCTAVE = 32  # of histograms from which percentiles are computed
-_TABLED = 1 << 17  # values below it are looked up, which takes a fifth of the time of a logarithm
+BUCKETS_PER_OCTAVE = 32  # in histograms from which percentiles are computed
+_TABLED = 1 << 17  # buckets of smaller values come from a table, which takes a fifth of the time of a logarithm
 
 
 def octaves(values: NDArray[Any], per_octave: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from iotwin.trace_store.reader import Trace
 
 
 def rank_process(pid: int, parents: Mapping[int, int], ranks: Collection[int]) -> int | None:
-    """Return the pid of the nearest of `ranks` among process `pid` and its ancestors; None if there is none."""
+    """Return `pid` if it is one of `ranks`, else the pid of its nearest ancestor in `ranks`; None if there is none."""
     seen: set[int] = set()
     while pid not in ranks:
         seen.add(pid)
@@ -33,7 +33,7 @@ def process_title(processes: pd.DataFrame, pid: int) -> str:
 def hosts_and_ranks(trace: Trace) -> pd.DataFrame:
     """Return the host and the rank of each process by pid. The rank is null for a process that works for no rank.
 
-    Ranks are those of launched tasks or of the set. Else ranks count from 0 in order of the starts of their processes.
+    Ranks are those of launched tasks or of the set. If neither exists, ranks count from 0 in order of their processes' starts.
     """
     own = trace.manifest.host.hostname
     processes = trace.processes().drop_duplicates("pid", keep="last").set_index("pid")

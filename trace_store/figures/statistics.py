@@ -33,22 +33,22 @@ _SUMS = ("calls", "errors", "read_bytes", "written_bytes", "total_ns")
 _BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1
 _DENSE = 1 << 20  # most cells of a batch that are counted in an array; more are sorted
 _TABLED = 1 << 16  # numbers in a range of this size are numbered by a table, in a tenth of the time of a sort
-_ROW_BITS = 12  # a range has 4096 rows
+_ROW_BITS = 12  # 2**12 = 4096 rows in a range
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _DURATION_BITS = 63 - _ROW_BITS
 _MOST_NS = (1 << _DURATION_BITS) - 1  # 26 days; percentiles count longer calls as this long
-_MOST_WAITING = 1 << 18  # calls
-_SHARE = 8  # a tally takes this part of the memory limit: while two are added up there are four, and then the table
-_MOST_COARSE = 5  # at most one bucket per doubling
+_MOST_WAITING = 1 << 18  # most calls that wait to be added to the cells
+_SHARE = 8  # a tally takes an eighth of the memory limit: an addition of two holds four, and then the table is made
+_MOST_COARSE = 5  # most joins of pairs of buckets: then there is one bucket per doubling
 _PART_BITS = 8
 _PARTS = np.array([round(2 ** (_PART_BITS + part / BUCKETS_PER_OCTAVE)) for part in range(BUCKETS_PER_OCTAVE)], np.int64)
 
 
 class Tally:
-    """Sums calls by one of BY, or by "op and process", of which `rows` makes a table by either.
+    """Sums calls by one of BY, or by "op and process", from which `rows` makes a table by operation or by process.
 
-    `percentiles` False leaves out the buckets of durations, which take most of the memory, and the longest ones. `sums` False
-    leaves out errors and bytes, so that fewer columns are read.
+    If `percentiles` is False, the tally has no buckets of durations, which take most of the memory, and no longest durations. If
+    `sums` is False, it has no errors and bytes, so that fewer columns are read.
     """
 
     def __init__(self, by: str, percentiles: bool = True, sums: bool = True) -> None:
@@ -100,23 +100,23 @@ class Tally:
             self._cells.coarsen()
 
     def cells(self, group: Ints, into: "_Cells") -> None:
-        """Add the buckets of durations to `into`, where the rows with a call have the numbers `group`."""
+        """Add the buckets of durations to `into`. `group`: for each row with a call, its row in `into`."""
         of_row = np.zeros(len(self.max_ns), np.int64)
         of_row[self.sums[0] > 0] = group
         into.later(self._cells, of_row)
 
     def _add_rows(self, row: Ints, sums: Ints, max_ns: Ints) -> None:
-        """Add the columns of `sums` and `max_ns` to these rows."""
+        """Add the columns of `sums` and `max_ns` to the rows `row`."""
         for total, more in zip(self.sums, sums, strict=True):
             np.add.at(total, row, more)
         np.maximum.at(self.max_ns, row, max_ns)
 
     def _row(self, events: Events) -> tuple[Ints | None, Ints]:
-        """Return the number of each event's key in the batch, and before it the row of each number; None if they are equal."""
+        """Return (by number of a key, its row, or None if numbers are rows; by event, the number of its key)."""
         if self.by == "file":
             self._grow(events.decoder.files + 1)
             return None, events.file_id + 1
-        op, ops = events.op, events.decoder.ops  # in this order, since decoding adds names
+        op, ops = events.op, events.decoder.ops  # `op` first, since decoding it adds names to `ops`
         if self.by == "op":
             return self._placed(ops), op
         pids, code = _numbered(events.column("pid"))
@@ -142,7 +142,7 @@ class Tally:
 
 
 class _Cells:
-    """Calls and time by row and bucket of duration. Ranges of rows are apart, so that adding up takes little more memory.
+    """Calls and time by row and bucket of duration. Each range of rows has its own array, so that additions take little memory.
 
     Cells are sorted arrays of shape (3, n): row in its range * _BUCKETS + bucket, calls, time in ns.
     """
@@ -165,8 +165,8 @@ class _Cells:
     def add(self, row: Ints, events: Events, place: Ints | None) -> tuple[Ints, Ints | None, Ints]:
         """Add the calls `events`, which have the rows `place[row]`, or `row` if `place` is None.
 
-        Returns elements of `row`, and for each a number of calls (None: 1) and their time. An element may occur several times.
-        They are fewer than the calls if these have few rows.
+        Returns (elements of `row`; for each, a number of calls, None: 1 each; for each, the time of these calls). An element may
+        occur several times. There are fewer elements than calls if the calls have few rows.
         """
         last, duration = int(row.max()), events.duration_ns
         if (last + 1) * _BUCKETS <= _DENSE:
@@ -193,7 +193,7 @@ class _Cells:
             self._later(cells, row[(number << _ROW_BITS) + cells[0] // _BUCKETS])
 
     def _later(self, cells: Ints, row: Ints) -> None:
-        """Add `cells`, which lie in these rows."""
+        """Add `cells`, whose rows 0, 1, ... are the rows `row` here."""
         cell = row * _BUCKETS + cells[0] % _BUCKETS
         order = np.argsort(cell, kind="stable")
         moved = _runs(cell[order], *cells[1:, order])
@@ -261,7 +261,7 @@ def _numbered(values: Ints) -> tuple[Ints, Ints]:
 
 
 def _joined(bucket: Ints, times: int) -> Ints:
-    """Return the number of each bucket after pairs of them were joined so many times; bucket 0, of zeros, stays alone."""
+    """Return the number of each bucket after `times` joins of neighbouring pairs. Bucket 0 (duration 0) is never joined."""
     return (bucket + (1 << times) - 1) >> times if times else bucket
 
 
@@ -273,8 +273,8 @@ def _coarsened(cells: Ints, times: int) -> Ints:
 def _packed(cells: Ints, coarse: int) -> bytes:
     """Return `cells` as bytes that compress well: small numbers, whose bytes are sorted by significance.
 
-    The numbers are the differences between neighbouring cells, the calls, and the time by which the calls exceed as many calls of
-    the shortest duration in their bucket.
+    The numbers are the differences between neighbouring cells, the calls, and the calls' time minus that of as many calls with
+    the shortest duration in the bucket.
     """
     cell, calls, total_ns = cells
     small = np.stack([np.diff(cell, prepend=0), calls, total_ns - calls * _least_ns(cell, coarse)])
@@ -301,17 +301,17 @@ def _pieces(sorted_numbers: Ints) -> Iterator[tuple[int, int, int]]:
 
 
 def _runs(cell: Ints, *values: Ints) -> Ints:
-    """Return the distinct numbers of the sorted `cell`, and for each the sums of each of `values`: shape (1 + values, n)."""
+    """Return an array: a row with the distinct numbers of the sorted `cell`, then a row of sums for each of `values`."""
     first = np.flatnonzero(np.diff(cell, prepend=-1))
     edges = np.append(first, len(cell))
     return np.stack([cell[first], *(np.diff(np.append(0, np.cumsum(each))[edges]) for each in values)])
 
 
 def rows(tallies: Sequence[Tally], traces: Sequence[Trace], labels: Sequence[str], by: str | None = None) -> pd.DataFrame:
-    """Return one row per name for the `tallies`, one of each of `traces`: calls, errors, bytes, times in ns.
+    """Return a table of calls, errors, bytes and times in ns with one row per name. `tallies`: one for each of `traces`.
 
-    `by`: one of BY, by default that of the tallies. A name is that of an operation or host, path and kind of a file, or host and
-    number of a rank. That of a process is its trace (the label), host (only in a set), pid, role and command.
+    `by`: one of BY, by default that of the tallies. An operation or a host is called by its name, a file by path and kind, a rank
+    by host and number. A process is called by its label in `labels`, host (only in a set), pid, role and command.
 
     Rows are in descending order of total time. `time_share` is the row's share of the total time of all rows. A percentile is the
     mean of the durations in its bucket: exact if these are equal, else within `attrs["percentile_error"]` of it, usually 2.2 %.

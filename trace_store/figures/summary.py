@@ -50,9 +50,10 @@ class _Totals(CollectorSet):
 
 
 def _with_percentiles(trace: Trace, files: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the busiest of all `files` and of those for storage, with percentiles and the longest duration.
+    """Return the rows of the busiest of all `files`, and of the busiest files of storage, with percentiles and longest durations.
 
-    Few files are shown, and these figures take a second pass over few columns. Those of all files would take far more memory.
+    These figures take a second pass over few columns, for the few files that are shown. For all files, they would take far more
+    memory.
     """
     figures = [*PERCENTILES, "max_ns"]
     shown = pd.concat([files.head(_BUSIEST), files[files["kind"].isin(_STORAGE)].head(_BUSIEST)])

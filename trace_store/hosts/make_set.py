@@ -35,8 +35,8 @@ def make_set(directory: Path, traces: Sequence[Path]) -> list[SetHost]:
 def set_of(directory: Path, traces: Sequence[Path]) -> list[SetHost]:
     """Return the hosts of a set of `traces`, whose paths become relative to `directory` if they are in it, else absolute.
 
-    A trace that is unfinished, damaged, absent, or itself of several hosts counts as missing. One that is given twice counts as
-    two hosts, with a note.
+    A trace that is unfinished, damaged, absent, or itself of several hosts counts as missing. A trace that occurs twice in
+    `traces` counts as two hosts, with a note.
     """
     folder, paths = directory.resolve(), [path.parent.resolve() / path.name for path in traces]
     real = [path.resolve() for path in paths]
@@ -75,9 +75,9 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def _ranks(traces: list[TraceTables]) -> list[list[int]]:
-    """Return the ranks of each host: those of its launched tasks or else those that it logged, unless two hosts have the same.
+    """Return the ranks of each host: those of its launched tasks, else those that it logged.
 
-    Then ranks count from 0 over all hosts: where each host logs a rank 0, they are different ranks of the job.
+    If two hosts have the same rank, ranks count from 0 over all hosts instead: each host's rank 0 is another rank of the job.
     """
     logged = [logged_ranks(each) for each in traces]
     tasks = [sorted({task.rank for task in each.manifest.target.tasks}) for each in traces]

@@ -12,10 +12,10 @@ from iotwin.trace_store.manifest import MANIFEST_NAME, SET_NAME, Evidence, Nanos
 
 PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)
 MAX_HOSTS = (1 << 31) // PIDS_PER_HOST - 1
-_STEEPEST = 0.01  # a host's clock cannot gain or lose more than this share against another's
+_STEEPEST = 0.01  # most that a host's clock can gain or lose against another's, as a share of time
 
 
-# Bounded, so that no time of a set exceeds 64 bits.
+# Shifts are bounded, so that no time of a set exceeds 64 bits.
 Shift = Annotated[int, msgspec.Meta(ge=-(1 << 61), le=1 << 61)]
 
 
@@ -29,7 +29,7 @@ class SetHost(msgspec.Struct):
     how: Evidence
     status: Literal["complete", "recovered", "missing"]
     ranks: list[Pid]  # in the order of the ranks that the host logged, or of the starts of its rank processes
-    shifts: list[tuple[Nanoseconds, Shift]] = []  # (time on the host's clock, shift then); between two, it changes evenly
+    shifts: list[tuple[Nanoseconds, Shift]] = []  # (time on the host's clock, shift then), linear in between
     note: str = ""  # why the trace is missing, or which evidence on its clock was dropped
 
 

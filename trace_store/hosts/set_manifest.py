@@ -17,8 +17,8 @@ def set_manifest(
 ) -> Manifest:
     """Return the manifest of a set with the hosts `entries`. Target, machine and clock are those of the first host that is read.
 
-    `found`: manifests by host. `spans`: start and end of each of them in ns on the set's clock, shape (n, 2). `left_out`: why
-    the others are not read, by host.
+    `found`: manifests by host. `spans`: start and end of each of these traces in ns on the set's clock, shape (n, 2).
+    `left_out`: by host, why the others are not read.
     """
     manifests = list(found.values())
     first = manifests[0]
@@ -51,7 +51,7 @@ def set_manifest(
 
 
 def _differences(found: Mapping[str, Manifest]) -> list[str]:
-    """Return a note for each fact that should be equal on all hosts of a job and is not."""
+    """Return a note for each fact that should be equal on all hosts of a job, but differs."""
     facts = {
         "kernels": [m.host.kernel for m in found.values()],
         "versions of the trace schema": [str(m.schema_version) for m in found.values()],

@@ -27,8 +27,8 @@ from iotwin.trace_store.manifest import SET_NAME, Manifest, TracedTask
 from iotwin.trace_store.trace_tables import BATCH_ROWS, SAMPLES, TraceTables
 
 _PART_ROWS = 1 << 20
-_LEAST_BATCH = 1 << 10  # rows
-_DEVICES_PER_HOST = 64  # accelerators
+_LEAST_BATCH = 1 << 10  # fewest rows of a batch
+_DEVICES_PER_HOST = 64  # most accelerators of a host
 _NOT_TIMES = ("duration_ns", "interval_ns")
 _SORTED_BY = {"files": "", "block": "issue_ns"}  # tables that are not in order of start_ns or time_ns; files are in order already
 _EARLIEST = -(1 << 62)
@@ -56,7 +56,7 @@ class HostTables:
         return [msgspec.structs.replace(task, pid=task.pid + self._bases["pid"]) for task in tasks]
 
     def span(self, begin_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return two times of the host between which all its events between two times of the set lie, and few others."""
+        """Return (begin, end) on the host's clock of a span that has all its events from `begin_ns` to `end_ns` of the set."""
         return begin_ns - int(self._shifts.max()), end_ns - int(self._shifts.min())
 
     @cached_property
@@ -105,7 +105,7 @@ def trace_of_host(path: Path) -> TraceTables:
 
 
 def logged_ranks(tables: TraceTables) -> list[int | None]:
-    """Return the ranks that the phases and parts of a trace have, in order; None, for rows without a rank, is the last."""
+    """Return the ranks of the phases and parts of a trace, in order. If rows have no rank, None is the last entry."""
     found: set[int | None] = set()
     for name in ("phases", "parts"):
         table = tables.rows(name, schema.TABLES[name])
@@ -248,7 +248,7 @@ def _empty(columns: list[str]) -> pa.Table:
 
 
 def _in_order(streams: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """Yield the rows of all `streams` in order of start. Each table ends at a time that the reading of all has passed."""
+    """Yield the rows of all `streams` in order of start. Each yielded table ends at a time up to which all were read."""
     waiting: list[pa.Table | None] = [next(stream, None) for stream in streams]
     while any(table is not None for table in waiting):
         bound = min(table["start_ns"][-1].as_py() for table in waiting if table is not None)

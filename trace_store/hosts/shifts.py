@@ -1,7 +1,7 @@
 """Estimate how the clocks of a set's hosts relate to the first host's clock, with a bound on the error that is true.
 
-The shift of a host is what to add to its CLOCK_MONOTONIC to get that of the first host. Each kind of evidence bounds the shift at
-some times. Between these times it changes slowly, since two clocks' rates differ by at most _MOST_RATE. Evidence:
+The shift of a host is the time to add to its CLOCK_MONOTONIC to get that of the first host. Each kind of evidence bounds the
+shift at some times. Between these, the shift changes slowly, since two clocks' rates differ by at most _MOST_RATE. Evidence:
 
 * sockets: a read does not end before the write of the same bytes begins;
 * collectives: two hosts' logged phases of one name, epoch and step overlap, since no host ends a step that another has not begun;
@@ -26,7 +26,7 @@ from iotwin.trace_store.trace_tables import TraceTables
 _MOST_RATE = 1e-3
 _MOST_KNOTS = 256
 _UNBOUNDED = 1e18  # ns
-_ONE_CLOCK_NS = 1_000_000  # two readings of one clock's distance from the wall clock differ by less
+_ONE_CLOCK_NS = 1_000_000  # two readings of the difference between one clock and the wall clock differ by less than this
 _COLLECTIVES = ("epoch", "block", "step")
 
 Ints = NDArray[np.int64]
@@ -111,7 +111,7 @@ class ShiftBounds:
 
 
 def _tightest(most: Floats, elapsed: Floats) -> Floats:
-    """Return upper bounds that are as tight as all of `most` make them, if they change by at most what `elapsed` does."""
+    """Return the tightest upper bounds that follow from `most`, if the shift changes by at most as much as `elapsed` does."""
     before = np.minimum.accumulate(most - elapsed) + elapsed
     after = np.minimum.accumulate((most + elapsed)[::-1])[::-1] - elapsed
     return np.minimum(before, after)
@@ -120,8 +120,8 @@ def _tightest(most: Floats, elapsed: Floats) -> Floats:
 def estimate_shifts(traces: Sequence[TraceTables]) -> list[ClockShift]:
     """Return the shift of the clock of each trace to the first one's. Its error is None if nothing bounds it.
 
-    Evidence of sockets counts first. Of collectives and NTP, what contradicts it is dropped. Without a bound, the wall clocks'
-    readings alone give the shift.
+    Evidence of sockets has priority: evidence of collectives and NTP that contradicts it is dropped. If there is no bound, the
+    shift comes from the readings of the wall clocks alone.
     """
     found = []
     for index, (trace, bounds) in enumerate(zip(traces, _by_sockets(traces), strict=True)):
@@ -155,7 +155,7 @@ def _combined(trace: TraceTables, first: TraceTables, bounds: ShiftBounds) -> Cl
 
 
 def _by_sockets(traces: Sequence[TraceTables]) -> list[ShiftBounds]:
-    """Return the bounds on each shift by the sockets between hosts. Bounds are passed on from host to host."""
+    """Return the bounds on each shift by the sockets between hosts. Bounds on a host's shift also bound those of its peers."""
     found: list[ShiftBounds] = []
     for trace in traces:
         span = np.array([trace.manifest.start_ns, max(trace.manifest.end_ns, trace.manifest.start_ns + 1)], np.int64)

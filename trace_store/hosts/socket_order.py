@@ -17,7 +17,7 @@ from iotwin.trace_store.trace_tables import TraceTables
 # The path of a connected TCP socket ends in its own address and that of its peer.
 _ADDRESSES = re.compile(r"socket:\[\d+\] (?P<own>\S+)->(?P<peer>\S+)")
 _LOOPBACK = ("127.", "[::1]")  # each host has such addresses
-# Of this many cells of time, the tightest order of two hosts is used: of all pairs of hosts, and of one pair.
+# Time is divided into cells, and each cell keeps the tightest order of two hosts. Cells of all pairs of hosts, and of one pair:
 _MOST_CELLS, _LEAST_CELLS = 100_000, 2000
 _COLUMNS = ("start_ns", "duration_ns", "op", "file_id", "result")
 
@@ -35,7 +35,7 @@ class EventOrder:
 def socket_orders(traces: Sequence[TraceTables]) -> dict[tuple[int, int], EventOrder]:
     """Return what connections show of the order of calls, by the indices of the host that wrote and the host that read.
 
-    A direction of a connection counts if as many bytes were read as were written: then both ends were recorded whole.
+    A direction of a connection is used only if as many bytes were read as were written: then both ends were recorded whole.
     """
     ends: dict[tuple[str, str], tuple[int, int]] = {}
     for index, trace in enumerate(traces):
@@ -55,7 +55,7 @@ def socket_orders(traces: Sequence[TraceTables]) -> dict[tuple[int, int], EventO
 
 
 def _sockets(trace: TraceTables) -> Iterator[tuple[tuple[str, str], int]]:
-    """Yield both addresses, its own first, and the file id of each connection whose addresses no other of the trace has."""
+    """Yield, for each connection whose addresses no other one in the trace has, (own address, peer's address) and the file id."""
     files = trace.rows("files", schema.FILES)
     named = [] if files is None else [_ADDRESSES.fullmatch(path) for path in files["path"].to_pylist()]
     found = {(match["own"], match["peer"]): file_id for file_id, match in enumerate(named) if match}

@@ -20,7 +20,7 @@ from iotwin.trace_store.manifest import ClockPair
 
 _SECOND = 1_000_000_000
 _DAY_S = 86_400
-_SLACK_S = 900  # how far the log may reach beyond the calls: less than 15 minutes, the least shift by a wrong time zone
+_SLACK_S = 900  # seconds that the log may extend beyond the calls. A wrong time zone shifts it by at least 15 minutes
 
 
 def recognises(source: Path) -> bool:

@@ -21,7 +21,7 @@ _LINE = re.compile(r"(?:\[?(?P<rank>\d+)\]?:?\s+)?:::MLLOG\s+(?P<json>\{.*\})\s*
 
 _LOG_OF_RANK = re.compile(r"(?:^|\.)rank-(\d{1,9})\.std(?:out|err)$")  # the logs of a task that a launcher started
 _LAST_NS = 1 << 62  # in the year 2116
-_SAME_TIME_NS = 1_000_000_000  # if a line's CLOCK_MONOTONIC differs more from its wall time, it is that of another clock
+_SAME_TIME_NS = 1_000_000_000  # if a line's CLOCK_MONOTONIC differs from its wall time by more, it was read from another clock
 _MOST_JUMPS = 1 << 21
 _SAME_CLOCK_NS = 3_600_000_000_000  # if a part ends an hour or more before or after its log line, its times are of another clock
 _PART_NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")

@@ -174,7 +174,7 @@ def _existing(folders: list[Path], name: str) -> list[Path]:
 def _read_names(folders: list[Path], files: FileTable) -> list[NameRecord]:
     """Read the name records in `folders`. Add records of files to `files`; return records of forks, execs and exits.
 
-    Of the processes and open files at the begins of a ring's segments, only those of the oldest count.
+    Each segment of a ring begins with records of its processes and open files. Only those of the oldest segment are used.
     """
     lives: list[NameRecord] = []
     for path in [*_existing(folders, RUNNING_FILE)[:1], *_existing(folders, NAMES_FILE)]:
@@ -197,7 +197,7 @@ def _read_journal(folders: list[Path]) -> list[dict[str, Any]]:
             with contextlib.suppress(IotwinError):
                 entries.append(decode_foreign(line, dict[str, Any], path))
     samples = {kind: [entry for entry in entries if entry.get("kind") == kind] for kind in schema.SAMPLES}
-    # One table for all samples of a kind is made faster than one for each, and hardly ever is one damaged.
+    # One table for all samples of a kind is made faster than one for each sample. Damaged samples are rare.
     sound = tuple(kind for kind, rows in samples.items() if _are_samples(rows, kind))
     return [entry for entry in entries if entry.get("kind") in sound or _is_entry(entry)]
 

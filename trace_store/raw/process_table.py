@@ -69,7 +69,7 @@ def process_table(
 
 
 def _is_listed_twice(row: dict[str, Any] | None) -> bool:
-    """Return True if `row` is of a process found in /proc, whose fork was recorded, too, as it happened about then."""
+    """Return True if `row` is a process that was found in /proc, and whose fork was recorded, too, at about the same time."""
     return row is not None and row["start_ns"] is None and row["exit_ns"] is None and row["ppid"] is not None
 
 

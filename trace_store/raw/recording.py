@@ -85,7 +85,7 @@ def is_being_recorded(directory: Path) -> bool:
 class Recording:
     """An open recording at `directory`. Close it, then convert it by `finish.finish_trace`. Appends are unbuffered.
 
-    At once, the directory contains the manifest and all files that a recovery needs.
+    From the beginning, the directory contains the manifest and all files that a recovery needs.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, force: bool = False) -> None:
@@ -115,7 +115,7 @@ class Recording:
             with open_new(raw / _RESERVE_FILE) as reserve:
                 reserve.write(bytes(_RESERVE_BYTES))
         except OSError as error:
-            if error.errno != errno.EFBIG:  # a limit on the size of files (ulimit -f) must not stop the job
+            if error.errno != errno.EFBIG:  # a limit on the size of files (ulimit -f, EFBIG) must not stop the job
                 raise
 
     def _open_files(self, directory: Path) -> None:
@@ -126,7 +126,7 @@ class Recording:
         self.append_journal("manifest", {"manifest": msgspec.to_builtins(self.manifest)})
 
     def make_room(self, running: Callable[[], bytes]) -> bool:
-        """Before the backend is drained: return True if later records go to new files. Only a ring (ring.py) needs that.
+        """Return True if later records must go to new files, as in a ring (ring.py). Call this before the backend is drained.
 
         `running` returns name records of the processes that run now and of their open files.
         """

@@ -1,7 +1,7 @@
 """A recording without end that keeps its newest records: it consists of segments, the oldest of which are removed.
 
-Each segment is a folder that is complete by itself: records, a journal, and the processes and open files at its begin. So nothing
-of a removed segment is needed later, except for calls in flight: of the last removed segment, the names remain.
+Each segment is a folder that is complete by itself: records, a journal, and the processes and open files at its begin. So removed
+segments are not needed later, with one exception: calls in flight need the names of the last removed segment, which remain.
 """
 
 import time
@@ -29,11 +29,11 @@ class _Segment:
     number: int
     size_bytes: int = 0
     events: int = 0
-    end_ns: int = 0  # all its records are of calls that ended before
+    end_ns: int = 0  # all records of the segment are of calls that ended before this time
 
 
 class RingRecording(Recording):
-    """A recording of at most `size_bytes`, and what the backend's buffers hold. The manifest's `ring` counts what was removed."""
+    """A recording of at most `size_bytes` plus the backend's buffers. The manifest's `ring` counts the removed records."""
 
     def __init__(self, directory: Path, manifest: Manifest, force: bool, size_bytes: int) -> None:
         manifest.ring = Ring(size_bytes)
@@ -78,14 +78,14 @@ class RingRecording(Recording):
 
     def _remove_oldest(self) -> None:
         removed = []
-        # Room for the current segment, and for the names of the last one that was removed.
+        # Leave room for the current segment, and for the names of the last removed one.
         while self._older and sum(each.size_bytes for each in self._older) > self._ring.size_bytes - 2 * self._segment_bytes:
             removed.append(self._older.pop(0))
         for segment in removed:
             self._ring.overwritten_events += segment.events
             self._ring.overwritten_bytes += segment.size_bytes
             self._ring.kept_from_ns = segment.end_ns
-        # Before anything is removed, the journal counts it. So a recovery ignores what a kill left of these segments.
+        # The journal counts segments before they are removed. So a recovery ignores what a kill left of them.
         first = self._older[0].number if self._older else self._current.number
         self.append_journal("ring", msgspec.to_builtins(self._ring) | {"first": first})
         for segment in removed:

@@ -1,4 +1,4 @@
-"""``iotwin checkfreq goodput``: predict how many steps per second remain of a job whose machines fail."""
+"""``iotwin checkfreq goodput``: predict the useful steps per second of a job whose machines fail."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

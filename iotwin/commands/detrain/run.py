@@ -68,9 +68,9 @@ def _version(file: Path | None) -> tuple[int, int] | None:
 
 
 def _status(command: list[str], environment: dict[str, str]) -> int:
-    """Run a command and return the shell's exit status of it.
+    """Run a command and return its exit status as a shell reports it.
 
-    SIGTERM and SIGUSR1 (save now) are passed on. Ctrl-C reaches the command by itself, since it is in the same process group.
+    SIGTERM and SIGUSR1 (save now) are passed on. Ctrl-C reaches the command directly, since it is in the same process group.
     """
     process = subprocess.Popen(command, env=environment, preexec_fn=dying_with_us(signal.SIGTERM))
     handlers: dict[int, Any] = {signal.SIGINT: lambda *_: None}

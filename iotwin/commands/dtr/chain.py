@@ -70,7 +70,7 @@ class DtrChainCommand(Command):
             for case in cases
         ]
         document: dict[str, Any] = {"runs": runs}
-        if not args.adversary:  # whose graph the theory's lines are not for
+        if not args.adversary:  # the theory's lines do not apply to the adversary's graph
             document["theory"] = {"layers": layers, **theory_lines(layers)}
         if args.residency:
             draw_residency(runs[-1].pop("residency"), f"{layers[-1]} layers, {runs[-1]['heuristic']}", args.residency)

@@ -76,7 +76,7 @@ class PipeDreamOptimizeCommand(Command):
 
 
 def _states(document: dict[str, Any]) -> str:
-    """Return how many states of the graph were searched and, if not all were, how far from the optimum the plan may be."""
+    """Return a text: how many states were searched and, if these were not all, how far from the optimum the plan may be."""
     folded, count = document["folded_states"], document["states"]
     if document["complete"]:
         return f"{document['graph']}: {counted(count, 'state')}" + (f", {folded:,} after folding" if folded != count else "")

@@ -1,4 +1,4 @@
-"""``iotwin pipedream speedups``: write the speed-up over the number of workers, one curve a bandwidth."""
+"""``iotwin pipedream speedups``: write the speed-up by number of workers, with a curve for each bandwidth."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

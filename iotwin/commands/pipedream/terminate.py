@@ -1,4 +1,4 @@
-"""``iotwin pipedream terminate``: end the processes and containers of a run, by what was recorded at their start."""
+"""``iotwin pipedream terminate``: end the processes and containers of a run, which were recorded at their start."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

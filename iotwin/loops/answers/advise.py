@@ -1,4 +1,4 @@
-"""Advise on a traced job: what limits it, and which changes help, each tested on the job's twin before it is given."""
+"""Advise on a traced job: what limits the job, and which changes help. Each change is first tested on the job's twin."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from iotwin.benchmark.fit.fitted import Fitted
 
 _UNCHANGED = "the twin as it is"
-_LEAST_GAIN = 0.03  # two runs of one job differ by as much
-# Findings with gains that are alike are ordered by what explains most, then by what is changed most easily.
+_LEAST_GAIN = 0.03  # step times of two runs of one job differ by as much
+# The order of findings with about equal gains: causes that explain more come first, then changes that are easier to make.
 _ORDER = (
     "small_reads", "reopened_files", "metadata_storm", "cache_too_small", "cold_random_reads", "read_twice", "uneven_ranks",
     "checkpoint_stall", "shallow_prefetch", "few_loaders", "slow_decode", "slow_storage", "evaluation_stall",
@@ -144,7 +144,7 @@ def _recipe_of(trace: Trace, recipe: Recipe, twin: Path, variants: Sequence[Twin
 
 
 def _is_followed(finding: JobFinding, twin: Path) -> bool:
-    """Return whether the twin can make the finding's change. Otherwise, note the reason in the finding."""
+    """Return whether the twin can make the finding's change. If not, note the reason in the finding."""
     from iotwin.loops.emulation import check_edits
     from iotwin.workload_yaml import load
 

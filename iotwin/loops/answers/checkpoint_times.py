@@ -1,4 +1,4 @@
-"""How much of a job's training its ranks spend on writing checkpoints, and after how many steps they do."""
+"""How much of the training time a job's ranks spend on writing checkpoints, and the number of steps between checkpoints."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -11,14 +11,14 @@ from iotwin.loops.answers.training_view import HARDLY, OF_CALL_NS, TrainingView
 from iotwin.trace_store.figures.distinct_bytes import distinct_bytes
 from iotwin.trace_store.schema import FLAG_DIRECT, READ_OPS
 
-_SMALL_BYTES = 64 << 10  # below, the cost of the call exceeds that of its bytes on most file systems
+_SMALL_BYTES = 64 << 10  # a smaller read takes more time for the call than for its bytes, on most file systems
 _LARGE_BYTES = 1 << 20
-_MANY = 4  # calls where one would do
+_MANY = 4  # so many calls that a single call could replace
 _PAGE = 4096
-_COLD = 0.5  # share of the different bytes read that devices delivered
-_NOTICEABLE = 0.1  # a kind of call is worth a change from this share of the loaders' service time on
+_COLD = 0.5  # least share of the different bytes read that devices delivered
+_NOTICEABLE = 0.1  # a kind of call is worth a change if it takes at least this share of the loaders' service time
 _METADATA = ("stat", "fstat", "newfstatat", "statx", "lstat", "getdents64", "getdents", "access", "faccessat", "faccessat2")
-_AGAIN = 1.5  # data count as read again if each byte is read at least this often
+_AGAIN = 1.5  # data count as read again if each byte is read at least this many times
 _SEQUENTIAL = 0.5  # share of the reads that continue where the one before ended
 
 _FILES_SQL = (
@@ -58,12 +58,12 @@ class DataReads:
 
     @property
     def thinking_ns(self) -> float:
-        """Return the loaders' service time without the calls that a twin makes: those on the data set, except for metadata."""
+        """Return the loaders' service time in ns, without the calls that a twin makes: those on the data set except metadata."""
         return self.service_ns - float(self.view.data_calls["duration_ns"].sum() - self.metadata["duration_ns"].sum())
 
     @property
     def metadata_ns(self) -> float:
-        """Return the time of calls for metadata, each until its thread makes the next call, but at most OF_CALL_NS later."""
+        """Return the ns of calls for metadata. To each call, the time until its thread's next call is added, up to OF_CALL_NS."""
         calls = self.view.data_calls
         spent = calls["duration_ns"].to_numpy() + self.view.gaps_ns.clip(max=OF_CALL_NS)
         return float(spent[calls["op"].astype(str).isin(_METADATA)].sum())

@@ -1,4 +1,4 @@
-"""A finding about a traced job: a problem with its evidence, the change that mends it, and what the change would gain."""
+"""A finding about a traced job: a problem with its evidence, the change that solves it, and the change's predicted gain."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from iotwin.common.numbers.confidence import Estimate
 
 @dataclass(frozen=True)
 class JobChange:
-    """A change of the job: `setting` from one value to another, in the words of its framework. `where`: what is to be changed.
+    """A change of a job's `setting` from one value to another, in the words of its framework. `where`: the object to change.
 
     `overrides`: the same change of the job's twin, None if the twin cannot make it. `warms`: the data are cached before the run.
     """

@@ -10,16 +10,16 @@ import numpy as np
 from iotwin.loops.answers.finding import JobChange, JobFinding
 from iotwin.loops.answers.training_view import HARDLY, TrainingView
 
-_BUSY = 0.8  # loaders that have a request for a larger share of their time cannot be helped by requesting earlier
-_SATURATED = 0.85  # share of the processors, from which on more loaders have no processor to run on
+_BUSY = 0.8  # if loaders have a request for a larger share of their time, earlier requests do not help
+_SATURATED = 0.85  # if the job uses at least this share of the processors, more loaders have no processor to run on
 _QUICK = 0.25  # share of the steps that had a processor at once, although loaders use nearly all
-_MOSTLY_DECODING = 0.5  # decoding is slow from this share of a loader's service time on, calls on the data set excluded
+_MOSTLY_DECODING = 0.5  # decoding is slow if it takes at least this share of the service time, calls on the data set excluded
 _MOST_LOADERS = 16
-_SPARE = 1.25  # loaders per loader needed, since a batch takes a varying time
+_SPARE = 1.25  # factor for the number of loaders needed, since the time of a batch varies
 _DEEPER = 4  # factor for the prefetch depth
 _LONG_START = 0.3  # share of the run before the first step has its data
 _LONG_EVALUATION = 0.2  # share of the time of all passes
-_MOSTLY_WAITING = 0.5  # share of the time of evaluations, from which on they wait rather than compute
+_MOSTLY_WAITING = 0.5  # evaluations wait, rather than compute, if waits take at least this share of their time
 _UNEVEN = 0.15  # difference of the ranks' shares of waiting
 
 _REQUESTS_SQL = "select pid, count(*) as calls, sum(duration_ns) / 1e9 as seconds from events group by pid order by seconds desc"
@@ -44,7 +44,7 @@ def loader_findings(view: TrainingView) -> Iterator[JobFinding]:
 
 
 def decoding_share(view: TrainingView) -> float:
-    """Return the share (0 to 1) of the loaders' service time without calls on the data set and the making of these calls."""
+    """Return the share (0 to 1) of the loaders' service time outside of calls on the data set and of making these."""
     service_ns = view.service_s * 1e9 * sum(len(each.taken) for each in view.training)
     in_calls = float(view.data_calls["duration_ns"].sum()) + view.call_gaps_ns
     return float(np.clip(1 - in_calls / service_ns, 0, 1)) if service_ns else 0.0
@@ -83,7 +83,8 @@ def _no_decoding(view: TrainingView, share: float, floor: float) -> JobChange:
     """Return the change to samples that are decoded in advance. `floor`: share of the processors that the job uses.
 
     `share`: decoding as a share of the service time. The time in which loaders make calls remains.
-    If that is nearly all of them, the computation of steps includes waits for a processor. Without decoding, it does not.
+    If the job uses nearly all processors, the computation of steps includes waits for a processor. Without decoding, it does
+    not.
     """
     decoding_ns = view.service_s * share * 1e9 * sum(len(each.taken) for each in view.training)
     making = view.call_gaps_ns / max(view.call_gaps_ns + decoding_ns, 1)
@@ -118,7 +119,10 @@ def _cpus(view: TrainingView) -> int:
 
 
 def _used_processors(view: TrainingView) -> float:
-    """Return the share (0 to 1) of the processors that the job uses: its work remains, and takes at least that share."""
+    """Return the share (0 to 1) of the processors that the job uses.
+
+    A change that leaves the same work cannot make a step take less than this share of its time.
+    """
     return (view.job_cpus or 0.0) / _cpus(view)
 
 

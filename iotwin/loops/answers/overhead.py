@@ -1,4 +1,4 @@
-"""What tracing costs a command: the command runs in turn with and without the tracer."""
+"""Measures what tracing costs a command: the command runs alternately with and without the tracer."""
 
 import os
 import select

@@ -24,8 +24,8 @@ class Recipe:
     def document(self, variants: Mapping[str | None, tuple["Config", Sequence[str]]]) -> dict[str, Any]:
         """Return the recipe at the end of the runs. `variants`: by value, the composed workload and its overrides.
 
-        ``values`` of the unchanged workload are all that differ from their defaults; those of another variant are all that
-        differ from the unchanged workload. ``load`` is the mean number of runnable processes in the last minute.
+        ``values`` of the unchanged workload are all values that differ from their defaults. For another variant, they are all
+        values that differ from the unchanged workload. ``load``: mean number of runnable processes in the last minute.
         """
         from iotwin.loops.experiments.run import machine
         from iotwin.workload_yaml import Config

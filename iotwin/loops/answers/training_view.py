@@ -15,7 +15,7 @@ from iotwin.workload_yaml.recorded_structure import RecordedStructure, pass_boun
 from iotwin.workload_yaml.recording import RecordedBatches, TwinRecording
 
 _Ints = NDArray[np.int64]
-HARDLY = 0.05  # ranks that wait for a smaller share of their time are limited by something else; two runs differ by as much
+HARDLY = 0.05  # ranks that wait for a smaller share of their time have another limit; two runs differ by as much
 OF_CALL_NS = 20_000  # a program in Python spends 1 to 20 us on making a call
 _CALL_COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id", "offset", "requested", "result", "flags")
 
@@ -52,7 +52,7 @@ class PassTimes:
 
 
 class TrainingView:
-    """The training that a fit found in `trace`: its recording, and the batches of that."""
+    """The training that a fit found in `trace`: the fit's recording, and the batches of this recording."""
 
     def __init__(self, trace: Trace, recording: TwinRecording, batches: RecordedBatches) -> None:
         self.trace, self.recording, self.batches = trace, recording, batches
@@ -91,7 +91,7 @@ class TrainingView:
 
     @cached_property
     def busy_share(self) -> float:
-        """Return the share (0 to 1) of the loaders' time between their first request and last delivery in which they had one."""
+        """Return the share (0 to 1) of the loaders' time, from first request to last delivery, in which they had a request."""
         busy = whole = 0
         for each in self.training:
             for loader in np.unique(each.loader):
@@ -129,12 +129,12 @@ class TrainingView:
 
     @cached_property
     def call_gaps_ns(self) -> int:
-        """Return the sum of the `gaps_ns` in which a program can do no more than make its next call."""
+        """Return the sum of those `gaps_ns` that are so short that a program can only make its next call in them."""
         return int(self.gaps_ns[self.gaps_ns < OF_CALL_NS].sum())
 
     @cached_property
     def tracing_s(self) -> float:
-        """Return at most how many seconds tracing added to a step: those if training waited for each traced call."""
+        """Return the most seconds that tracing added to a step: its cost if training waited for each traced call."""
         cost, op = self.trace.manifest.cost, self.data_calls["op"].astype(str)
         transfers = int(op.isin([*READ_OPS, *WRITE_OPS]).sum())
         spent_ns = transfers * (cost.transfer_ns or 0) + (len(op) - transfers) * (cost.call_ns or 0)

@@ -13,7 +13,7 @@ from iotwin.trace_store.reader import Trace
 
 WAITS = ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait")
 _MOST_EVENTS = 2_000_000  # all calls of a trace are in memory while it is judged
-_LITTLE = 0.05  # waits or checkpoints for a smaller share of training do not limit a job
+_LITTLE = 0.05  # waits or checkpoints that take a smaller share of training do not limit a job
 _COLUMNS = ("start_ns", "duration_ns", "op", "pid", "tid", "file_id")
 _SECOND = 1e9
 
@@ -61,7 +61,7 @@ def verdict_of(trace: Trace) -> JobVerdict:
     main = ((calls["pid"] == family[0]) & (calls["tid"] == family[0])).to_numpy()
     by_loaders = data & (calls["pid"] != family[0]).to_numpy()
     waits = main & (calls["op"].isin(WAITS).to_numpy() | data)
-    # What a rank with loaders reads before they do is no training, such as a pass that fills the page cache.
+    # If a rank with loaders reads before its loaders do, that is no training. It may be a pass that fills the page cache.
     training, phase = _training(trace, calls, by_loaders if by_loaders.any() else data)
     waiting = _within(_spans(calls, waits), training)
     reading = _length(_within(_spans(calls, data), waiting))

@@ -34,9 +34,10 @@ def parse_question(text: str) -> tuple[str, list[str]]:
 def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]], runs: int = 1) -> dict[str, Any]:
     """Return a document with a row for the unchanged workload, then for each value of `key`.
 
-    `run(value)` runs the workload with that value, or unchanged if it is None, and returns the summary. All variants run `runs`
-    times, in turn. A row has the medians of its runs, and the folder `output` of its last run. `speed_up` is the mean of its
-    ratios to the unchanged workload, with the 95 % interval `low`, `high`. `within_noise`: it contains 1; None for a single run.
+    `run(value)` runs the workload with that value, or unchanged if `value` is None, and returns the summary. All variants run
+    `runs` times, in turn. A row has the medians of its runs, and the folder `output` of its last run. `speed_up` is the mean
+    ratio of the variant to the unchanged workload, with the 95 % interval `low`, `high`. `within_noise`: whether this interval
+    contains 1; None for a single run.
     """
     found: dict[str | None, list[dict[str, Any]]] = {value: [] for value in (None, *values)}
     for _ in range(runs):
@@ -55,7 +56,7 @@ def ask(key: str, values: list[str], run: Callable[[str | None], dict[str, Any]]
 
 
 def _medians(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians of the numbers of several runs; None where a run has none. Text is that of the last run."""
+    """Return, by key, the median of the numbers of several runs; None if a run lacks the number. Texts are the last run's."""
     found = dict(rows[-1])
     for key, last in found.items():
         values = [row[key] for row in rows]
@@ -108,7 +109,7 @@ def assumptions_of(key: str, config: "Config") -> list[str]:
 
 def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
     metric, own = summary["metric"], summary["iotwin"]
-    training = own.get("estimates", {}).get("train", {})  # a twin with a recording estimates nothing
+    training = own.get("estimates", {}).get("train", {})  # the summary of a twin with a recording has no estimates
     trained = own.get("training") or {}
     return {
         "value": value,
@@ -134,7 +135,10 @@ def _row(value: str | None, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _au(summary: dict[str, Any]) -> float | None:
-    """Return the accelerator utilisation in percent, of a twin with a recording over all its epochs; None if it is unknown."""
+    """Return a run's accelerator utilisation (AU) in percent; None if it is unknown.
+
+    The AU is `train_au_mean_percentage`. A twin with a recording has no such metric; its AU is that of all its epochs.
+    """
     metric, au = summary["metric"], (summary["iotwin"].get("training") or {}).get("au")
     found: float | None = metric.get("train_au_mean_percentage", None if au is None else 100 * au)
     return found

@@ -24,7 +24,7 @@ _ORDER = 0xE59E  # together with the seed, the key of the random order of cells
 _MOST_CELLS = 10_000  # most cells of an experiment; each takes seconds at least
 # Options of jobs that iotwin run sets: another value would move the results, or contradict the cell's name.
 _OPTIONS_OF_CELLS = ("data", "output", "batch-size", "variant", "seed", "workers")
-# options of iotwin generate that would write elsewhere, or nothing
+# options with which iotwin generate writes elsewhere, or nothing
 _NOT_TO_GENERATE = ("--output", "--dry-run", "--verify", "--help")
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

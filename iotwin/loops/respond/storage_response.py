@@ -131,7 +131,7 @@ def _data_of_job(directory: Path) -> list[Path]:
 
 
 class _ResponseRun:
-    """The times and caveats of one traced run. Caveats call the run `name`. `epochs_s` is empty if the epochs are unknown."""
+    """The times and caveats of one traced run, whose `name` the caveats use. `epochs_s` is empty if the epochs are unknown."""
 
     def __init__(self, trace: Trace, name: str) -> None:
         phases = trace.phases()

@@ -23,7 +23,7 @@ KIND = "storage size"
 _UNITS = {"bandwidth": "bytes/s", "requests": "requests/s", "latency": "s", "cache": "bytes"}
 _LOOSER = 1.1  # factor by which limits that fail together are relaxed
 _MOST_RELAXED = 12
-_LEAST_CACHE_BYTES = 4 << 20  # with less, the kernel cannot hold the pages in use
+_LEAST_CACHE_BYTES = 4 << 20  # with a smaller cache, the kernel cannot hold the pages in use
 _SURELY_LONGER = 2.0  # a run ends early if it takes this many times as long as one that just keeps the target
 _LATENCY_S = (1e-4, 1e-2)  # the first latencies tried
 

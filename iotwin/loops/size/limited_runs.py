@@ -28,7 +28,7 @@ _KILLED = "exit status -9:"
 
 @dataclass(frozen=True)
 class StorageLimits:
-    """What storage gives at most, and the latency that it adds. None: unlimited. `cache_bytes`: page cache of the twin."""
+    """The most that storage delivers, and the latency that it adds. None: unlimited. `cache_bytes`: page cache of the twin."""
 
     bandwidth: float | None = None  # bytes per second
     requests: float | None = None  # per second
@@ -52,7 +52,7 @@ class StorageLimits:
 class SizedRun:
     """One run's utilisation (0 to 1), mean epoch and duration in seconds on the run's clock, and trace.
 
-    `au` is None if it is unknown. `stopped_early`: the run reached its time limit, and its figures are of what it did until then.
+    `au` is None if it is unknown. `stopped_early`: the run reached its time limit, and its figures cover the time until then.
     """
 
     au: float | None

@@ -27,7 +27,7 @@ class SizeTarget:
         return measured >= self.value if self.figure == "au" else measured <= self.value
 
     def longest(self, unlimited_au: float | None) -> float:
-        """Return how many times as long as without limits a run may take that keeps the target."""
+        """Return the longest time of a run that keeps the target, divided by the time of the run without limits."""
         return (unlimited_au or 1.0) / self.value if self.figure == "au" else self.value
 
     def is_near(self, measured: float) -> bool:
