@@ -17,7 +17,7 @@ _LONGEST_NAME, _LONGEST_PART = 4095, 240  # in bytes: PATH_MAX, and NAME_MAX min
 
 
 def stays_within(name: str) -> bool:
-    """Return True if `name` is a relative path that stays below the directory to which it is joined."""
+    """Return True if `name` is a relative path that remains below the directory to which it is joined."""
     try:
         parts = os.fsencode(name).split(b"/")
     except UnicodeEncodeError:

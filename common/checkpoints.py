@@ -1,6 +1,7 @@
 """Read the checkpoints that `common.commit` writes: list them, verify them, and find the newest undamaged one.
 
-The newest is the one with the largest `sequence` in its manifest, which grows with every commit. Steps and clocks may go back.
+The newest checkpoint is the one with the largest `sequence` in its manifest. This number grows with every commit; steps and
+clocks may go back.
 """
 
 import os
@@ -41,7 +42,7 @@ _verified: dict[int, str | None] = {}  # result of `verify`, keyed by `_state_of
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Progress through the data: of the `samples` samples of epoch `epoch` (from 1), all ranks together consumed `position`."""
+    """Progress through the data: all ranks together consumed `position` of the `samples` samples of epoch `epoch` (from 1)."""
 
     seed: _Natural
     epoch: _Natural
@@ -85,7 +86,7 @@ class _OfVersion(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint in a store. It is usable if `reason`, which describes a damage, is None."""
+    """A checkpoint in a store. It is usable if `reason` is None; otherwise, `reason` describes the damage."""
 
     path: Path
     manifest: CheckpointManifest | None
@@ -224,7 +225,7 @@ def _age(found: Found) -> tuple[bool, int, int]:
 
 
 def named_latest(directory: Path) -> str | None:
-    """Return the checkpoint name in the file LATEST, which may no longer exist; None if LATEST holds no such name."""
+    """Return the checkpoint name in the file LATEST; None if LATEST has no such name. The checkpoint may no longer exist."""
     try:
         name = read_small(directory / LATEST, 4096).decode("ascii", "replace").strip()
     except Damaged:

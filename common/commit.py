@@ -73,9 +73,9 @@ class Alone:
 
 
 class Store:
-    """The directory of one job's checkpoints. Every rank enters it by `with`, in which rank 0 holds the directory's lock.
+    """The directory of one job's checkpoints. Every rank enters it by `with`; meanwhile, rank 0 holds the directory's lock.
 
-    `with` raises UsageError if the directory holds other files. It raises IotwinError if another job writes there or the
+    `with` raises UsageError if the directory contains other files. It raises IotwinError if another job writes there, or if the
     directory is not writable.
     """
 

@@ -9,7 +9,7 @@ _BLOCK_BYTES = 512  # the smallest logical block; a disk with larger blocks refu
 
 
 def write_direct(descriptor: int, wanted: bool, write: Callable[[], int]) -> tuple[int, bool]:
-    """Call `write` with O_DIRECT set on `descriptor` if `wanted`. Return (its result, True if it bypassed the page cache).
+    """Call `write`, with O_DIRECT set on `descriptor` if `wanted`. Return (its result, True if it bypassed the page cache).
 
     If the file system refuses O_DIRECT, or refuses the write because of it, `write` is called with O_DIRECT cleared.
     """
@@ -41,7 +41,10 @@ def write_once(descriptor: int, parts: Sequence[memoryview]) -> int:
 
 
 class DirectWriter:
-    """Writes a new file past the page cache. A partial last block goes through it, as do all writes after a refused one."""
+    """Writes a new file past the page cache.
+
+    A partial last block, and all writes after a refused one, go through the page cache.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -54,7 +54,7 @@ def in_one_line(what: str, advice: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return `` (did you mean 'x'?)`` with the name in `known` that resembles `name` most; '' if no name resembles it."""
+    """Return `` (did you mean 'x'?)`` with the name in `known` that is most similar to `name`; '' if no name is similar."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)

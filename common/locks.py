@@ -1,4 +1,4 @@
-"""Lock files, by which only one job at a time writes a directory. Even the same process cannot lock a file twice."""
+"""Lock files: they ensure that only one job at a time writes a directory. Even the same process cannot lock a file twice."""
 
 import fcntl
 import os

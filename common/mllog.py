@@ -23,12 +23,12 @@ PHASE_OF_KEY = {
 JUMPS = "virtual_clock_jumps"  # key of a point: jumps of a virtual clock, as "NS,NS" (real CLOCK_MONOTONIC, length) and blanks
 JUMPS_OF_LINE = 64  # most jumps of a line, which must be shorter than PIPE_BUF to reach a pipe whole
 
-# Key of a point: the bytes that a job's tensors take, at the CLOCK_MONOTONIC of the point's `at_ns`. The point memory_budget has
-# the limit.
+# Key of a point: the bytes that a job's tensors take at the time `at_ns` (CLOCK_MONOTONIC) of the point. The point memory_budget
+# has the limit.
 TENSOR_BYTES = "tensor_bytes"
 
-# Key of a point: what other memory budgets cost a step by a simulation, from the most memory that it takes downwards, as
-# "BYTES,NS,OPERATIONS,EVICTIONS" and blanks: the time and number of the operations that are repeated, and evictions.
+# Key of a point: what a step would cost under other memory budgets, by a simulation. Budgets descend from the most memory that
+# it takes. Each is "BYTES,NS,OPERATIONS,EVICTIONS", separated by blanks: time and number of repeated operations, and evictions.
 SIMULATED_BUDGETS = "simulated_budgets"
 
 FOR_TRACERS = "iotwin"  # namespace of lines that only tracers read; the tracer's output_keeper hides them from the terminal
@@ -38,7 +38,7 @@ class MlLog:
     """Writes MLLOG lines to `stream` and flushes each, so that no line is lost or late. Does nothing if `stream` is None.
 
     `metadata` is part of every line. A tracer does not show lines of the namespace FOR_TRACERS on the terminal. These lines also
-    have CLOCK_MONOTONIC, which places them exactly among the calls.
+    have CLOCK_MONOTONIC, by which a tracer orders them among the calls.
     """
 
     def __init__(self, stream: TextIO | None, namespace: str = "", /, **metadata: Value) -> None:

@@ -50,7 +50,7 @@ class Launched(NamedTuple):
 
 
 class NodeTask(NamedTuple):
-    """One of the processes that a launcher started, here called tasks, and what its launcher reports about its machine."""
+    """One of the processes that a launcher started (a task), and what the launcher reports about the task's machine."""
 
     rank: int
     node: str  # name of the machine
@@ -103,10 +103,10 @@ def _mpi() -> Any:
 
 
 def await_turn_to_report() -> str:
-    """Wait long enough for lower MPI ranks to report the same error. Return a prefix for the report, as 'rank 1 on node-a: '.
+    """Wait long enough for lower MPI ranks to report the same error. Return a prefix for the report: 'rank 1 on node-a: '.
 
-    A lower rank that reports the error ends all ranks. It ends this one by KeyboardInterrupt, so that an error of all ranks is
-    reported once. The prefix is '' if there are no other ranks or MPI is not initialised.
+    A lower rank that reports the error ends all ranks. It ends this rank by KeyboardInterrupt, so an error of all ranks is
+    reported only once. The prefix is '' if there are no other ranks or MPI is not initialised.
     """
     launched = launched_by_mpi()
     if launched.size == 1:

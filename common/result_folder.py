@@ -55,7 +55,7 @@ class MadeFolder:
 
     @classmethod
     def of(cls, directory: Path, what: str) -> Self:
-        """Return `directory` with the list that an earlier process wrote there. The list is empty if its kind is not `what`."""
+        """Return `directory` with the list that an earlier process wrote there. If its kind is not `what`, the list is empty."""
         folder = cls(directory, what)
         folder._list.made += _listed(directory, what) or []
         return folder

@@ -19,7 +19,7 @@ class Retention:
     epoch_ends: bool = False
 
     def kept(self, newest_first: list[CheckpointManifest]) -> list[bool]:
-        """Return, for each checkpoint, True if the rules keep it. The newest is always kept."""
+        """Return, for each checkpoint, True if the rules keep it. They always keep the newest one."""
         if not (self.last or self.every or self.best or self.epoch_ends):
             return [True] * len(newest_first)
         counted = self.counted(newest_first)

@@ -117,7 +117,7 @@ def _write_buffer() -> Iterator[NDArray[np.uint8]]:
 class _Appender:
     """Collects bytes in a buffer, and writes the buffer past the page cache when it is full.
 
-    This avoids the copy into the page cache, which is most of a write's cost, and does not evict the training data from it.
+    This avoids the copy into the page cache, which is most of a write's cost, and does not evict training data from the cache.
     """
 
     def __init__(self, descriptor: int, buffer: NDArray[np.uint8]) -> None:

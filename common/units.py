@@ -49,7 +49,7 @@ def parse_duration(text: str) -> int:
 
 
 def counted(number: int, thing: str) -> str:
-    """Return a number and a noun of the same number: '1 call', '2,000 calls', '2 batches', '0 copies'. `thing`: one of them."""
+    """Return a number with its noun, singular or plural: '1 call', '2,000 calls', '0 copies'. `thing`: the singular noun."""
     if number == 1:
         return f"1 {thing}"
     plural = f"{thing[:-1]}ies" if thing.endswith("py") else f"{thing}{'es' if thing.endswith(('s', 'tch')) else 's'}"

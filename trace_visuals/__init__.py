@@ -2,5 +2,5 @@
 
 import logging
 
-# matplotlib warns of a home that it cannot write to, which does not matter for a picture.
+# matplotlib warns if it cannot write to its home folder. This does not matter for a picture.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

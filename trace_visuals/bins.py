@@ -19,7 +19,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Grid:
-    """`count` equal bins of `width` from `origin` on. The axis has whole numbers: ns, or bytes of an address space."""
+    """`count` equal bins of `width` each, which begin at `origin`.
+
+    The axis has whole numbers: ns, or bytes of an address space.
+    """
 
     origin: int
     width: int
@@ -27,7 +30,7 @@ class Grid:
 
     @classmethod
     def covering(cls, begin: int, end: int, count: int) -> "Grid":
-        """Return the grid of `count` bins that covers begin..end; the last bins may reach past the end."""
+        """Return the grid of `count` bins that covers `begin` to `end`. The last bins may extend beyond `end`."""
         return cls(begin, max(1, -(-(end - begin) // count)), count)
 
     @property
@@ -46,11 +49,11 @@ class Spread:
     def __init__(self, grid: Grid, lanes: int, quantities: int = 1) -> None:
         self._grid, self._lanes = grid, lanes
         self._parts = np.zeros((quantities, lanes * grid.count))
-        # Changes of density at bin borders. Their running sum is the density in the bins that intervals cover whole.
+        # Changes of density at bin borders. Their running sum is the density in the bins that an interval covers completely.
         self._steps = np.zeros((quantities, lanes * (grid.count + 1)))
 
     def add(self, lane: Ints, start: Ints, end: Ints, *densities: Floats | float) -> None:
-        """Add intervals with the density of each quantity, per unit of the axis. Parts outside of the grid do not count."""
+        """Add intervals with the density of each quantity, per unit of the axis. Parts outside the grid are ignored."""
         grid, span = self._grid, self._grid.width * self._grid.count
         start, end = _clipped(start - grid.origin, span), _clipped(end - grid.origin, span)
         rates = [np.broadcast_to(np.asarray(density, dtype=np.float64), start.shape) for density in densities]
@@ -147,7 +150,7 @@ class LaneBins:
         self._add_union(lane, start, end)
 
     def begin_with(self, calls: CallColumns, lane: Ints) -> None:
-        """Do not count the time of `calls`, which began in an earlier stretch of the trace, as busy: that stretch counts it.
+        """Do not count the time of `calls` as busy again. They began in an earlier stretch of the trace, which counts their time.
 
         `lane`: lane of each call, negative for none.
         """
@@ -171,7 +174,7 @@ class LaneBins:
         self._union.add(lane, fresh, end, 1.0)
 
     def result(self) -> CallLanes:
-        """Return the bins. Bytes are whole numbers, whose sum is the bytes of the calls inside the grid."""
+        """Return the bins. Bytes are rounded to whole numbers, and their sum is the bytes of the calls inside the grid."""
         shape = (self.lanes, self.grid.count)
         size = self._load.sums(1) + self._instant.reshape(shape)
         running = np.rint(np.cumsum(size, axis=1)).astype(np.int64)

@@ -15,7 +15,7 @@ from iotwin.trace_store.reader import Trace
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# What calls do, as pictures distinguish them. CallColumns.group is an index into this tuple.
+# Groups of operations in pictures. CallColumns.group is an index into this tuple.
 GROUPS = ("read", "write", "open", "sync", "wait", "other")
 READ, WRITE, OPEN, SYNC, WAIT, OTHER = range(len(GROUPS))
 _GROUP = np.array([GROUPS.index(group) if group in GROUPS else OTHER for group in fold.GROUPS])
@@ -58,7 +58,7 @@ class CallColumns:
 
 
 def calls_of(events: Events, ops: list[str] | None = None) -> CallColumns:
-    """Return `events` as calls, whose `op` is an index into `ops`, which has their operations; None stands for the decoder's."""
+    """Return `events` as calls. Their `op` is an index into `ops`, the names of operations; None: the names of the decoder."""
     start_ns, op = events.column("start_ns"), events.op
     if ops is not None:
         op = np.array([ops.index(name) for name in events.decoder.ops], np.int64)[op]
@@ -69,13 +69,19 @@ def calls_of(events: Events, ops: list[str] | None = None) -> CallColumns:
 
 
 def read_calls(trace: Trace, ops: list[str], where: pc.Expression) -> Iterator[CallColumns]:
-    """Yield the calls for which `where` is true. `ops`: names of operations, to which those of further operations are added."""
+    """Yield the calls for which `where` is true.
+
+    `ops`: names of operations; the names of further operations are appended to it.
+    """
     decoder = EventDecoder.of(trace, ops)
     return (calls_of(Events(batch, decoder)) for batch in trace.events(COLUMNS, where) if batch.num_rows)
 
 
 def span_ns(trace: Trace) -> tuple[int, int]:
-    """Return begin and end of the trace (monotonic ns), from its manifest or, if that lacks them, from its calls."""
+    """Return begin and end of the trace (monotonic ns), from its manifest.
+
+    If the manifest lacks them, its calls determine them.
+    """
     begin, end = trace.manifest.start_ns, trace.manifest.end_ns
     if end > begin > 0:
         return begin, end

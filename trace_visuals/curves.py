@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _COLUMNS = 3
 _PANEL_INCHES = (2.6, 2.1)
 _MARKERS = "os^Dv<>"
-_MOST_WITHIN = 4  # most curves for which the legend has room within the axes
+_MOST_WITHIN = 4  # if there are more curves, the legend is drawn outside the axes
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 1.5, 0.15
 _MARGIN = 0.04  # share of the x axis that is left empty at each end
 # marker and legend of points that did not pass, by state
 _STATES = {"oom": ("X", "out of memory"), "thrash": ("P", "thrashes"), "failed": ("x", "failed")}
-# shares of the height of the axes: at which points without a y are marked, and by which each further curve's are lower
+# Shares of the height of the axes: height of the marks of points without a y, and how much lower each further curve's marks are.
 _TOP, _BELOW = 0.96, 0.06
 
 
@@ -98,7 +98,7 @@ class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A document whose curves share one panel."""
+    """A document of one panel, which contains all its curves."""
 
     title: str
     x: Axis
@@ -218,7 +218,10 @@ def _states(panel: Panel) -> list[str]:
 
 
 def _draw_curve(axes: "Axes", index: int, curve: PlottedCurve) -> None:
-    """Draw a line through the points that passed, their spread, and a mark for each other point, at the top if it has no y."""
+    """Draw a line through the points that passed, their spread, and a mark for each other point.
+
+    A point without y is at the top.
+    """
     points = sorted(curve.points, key=lambda point: point.x)
     colour = TRACE_COLOURS[index % len(TRACE_COLOURS)]
     gap = float("nan")
@@ -240,7 +243,7 @@ def _draw_curve(axes: "Axes", index: int, curve: PlottedCurve) -> None:
 
 
 def _draw_bands(axes: "Axes", bands: list[Band]) -> None:
-    """Shade the ranges of x that have names, each named along its left edge."""
+    """Shade the named ranges of x. Each name is written along its range's left edge."""
     for index, band in enumerate(sorted(bands, key=lambda band: band.first)):
         axes.axvspan(band.first, band.last, color="0.5", alpha=0.12 + 0.1 * (index % 2), linewidth=0, zorder=0)
         axes.annotate(
@@ -250,7 +253,7 @@ def _draw_bands(axes: "Axes", bands: list[Band]) -> None:
 
 
 def _show_all(axes: "Axes", sheet: Sheet, panel: Panel) -> None:
-    """Extend the x axis to every x, even if all curves have a gap there, and a linear y axis to 0."""
+    """Extend the x axis to every x of the document, even if all curves have a gap there, and a linear y axis to 0."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     x = [point.x for curve in panel.curves for point in curve.points]

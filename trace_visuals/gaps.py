@@ -9,9 +9,10 @@ _FEWEST = 4  # least number of samples from which a median is computed
 
 
 def sample_gaps(time_ns: Ints, begin_ns: int, end_ns: int) -> Ints:
-    """Return begin and end (ns) of each gap of over three intervals without a sample within begin..end, shape (gaps, 2).
+    """Return begin and end (ns) of each gap between `begin_ns` and `end_ns`, shape (gaps, 2).
 
-    `time_ns`: times at which samples were taken, in any order, perhaps of several devices. Their median distance is the interval.
+    A gap is a time without a sample that is longer than three intervals. The interval is the median distance of samples.
+    `time_ns`: times at which samples were taken, in any order, perhaps of several devices.
     """
     times = np.unique(time_ns)
     if len(times) < _FEWEST:

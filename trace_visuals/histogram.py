@@ -6,9 +6,9 @@ from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_fr
 from iotwin.trace_visuals.bins import Floats
 from iotwin.trace_visuals.call_columns import Ints
 
-# A percentile is the mean of the values in its bucket: exact if these are equal, else wrong by less than the bucket's width.
+# A percentile is the mean of the values in its bucket. If these differ, its error is less than the bucket's width.
 RELATIVE_ERROR = 2 ** (1 / BUCKETS_PER_OCTAVE) - 1
-_BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1  # bucket 0 holds the zeros; the others reach to 2**64
+_BUCKETS = 64 * BUCKETS_PER_OCTAVE + 1  # bucket 0 counts the zeros; the other buckets reach to 2**64
 
 
 class LogHistogram:
@@ -46,7 +46,7 @@ class LogHistogram:
             self._most = np.pad(self._most, (0, more))
 
     def percentile(self, rows: list[int], share: float) -> float:
-        """Return the value below which `share` (0..1) of the values in `rows` lie, within RELATIVE_ERROR; NaN without values."""
+        """Return the value below which `share` (0..1) of the values in `rows` are, within RELATIVE_ERROR; NaN without values."""
         counts = self.counts[rows].sum(axis=0)
         total = int(counts.sum())
         if not total:

@@ -8,7 +8,7 @@ from iotwin.trace_store.manifest import Host, Manifest
 
 
 def trace_labels(paths: list[Path]) -> list[str]:
-    """Return one short name per trace: the directory's, with as many parents as make the names unique."""
+    """Return a short name for each trace: the name of its directory, with as many parents as make the names unique."""
     resolved = [path.resolve() for path in paths]
     distinct = len(set(resolved))
     for depth in range(1, max(len(path.parts) for path in resolved) + 1):
@@ -25,7 +25,7 @@ def plain(text: str, most: int) -> str:
 
 
 def command_line(manifest: Manifest) -> str:
-    """Return the traced command. Its program is shown without directories, which describe the machine rather than the job."""
+    """Return the traced command. Its program is shown without directories, since these depend on the machine, not on the job."""
     command = manifest.target.command
     return " ".join([Path(command[0]).name, *command[1:]]) if command else ""
 
@@ -36,7 +36,7 @@ def machine_line(manifest: Manifest) -> str:
 
 
 def host_line(name: str, host: dict[str, Any], error_ns: int | None) -> str:
-    """Return a line on a host of a set: status, shift and its error, events and losses if they are known, and the note."""
+    """Return a line about a host of a set: status, clock shift and its error, the note, and if known its events and losses."""
     words = [host["status"]]
     if host["status"] != "missing":
         shift = f"{'-' if host['shift_ns'] < 0 else ''}{format_duration(abs(host['shift_ns']))}"

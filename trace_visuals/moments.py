@@ -1,4 +1,4 @@
-"""The moments of a trace that pictures mark: where a process was killed, and where a resumed run had its state back."""
+"""The moments of a trace that pictures mark: when a process was killed, and when a resumed run had restored its state."""
 
 import signal
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from iotwin.trace_store.reader import Trace
 
 KILLED, RESUMED = "killed", "resumed"
-RESTORE_PART = "restore"  # the part that iotwin detrain run --log-phases logs when it puts a checkpoint's state back
+RESTORE_PART = "restore"  # the part that iotwin detrain run --log-phases logs when it restores a checkpoint's state
 
 
 class Moment(NamedTuple):
@@ -17,7 +17,7 @@ class Moment(NamedTuple):
 
 
 def moments(trace: Trace) -> list[Moment]:
-    """Return the marked moments of a trace, in order. Processes that load data are left out, as their jobs end them."""
+    """Return the marked moments of a trace, in order. Loader processes are left out, since the job itself ends them."""
     processes = trace.processes()
     killed = processes[(processes["exit_status"] == -signal.SIGKILL) & (processes["role"].astype(str) != "loader")]
     found = [Moment(int(time_ns), KILLED) for time_ns in killed["exit_ns"].dropna().unique()]

@@ -1,4 +1,4 @@
-"""Draw comparisons: the two curves behind each dimension of similarity, and the matrix of many traces against many."""
+"""Draw comparisons: the curves of both traces for each dimension of similarity, and the matrix of many traces against many."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,13 +89,13 @@ def _value(curve: Curve, label: str) -> float:
 
 
 def _spans_decades(curves: tuple[Curve, Curve]) -> bool:
-    """Return whether the x values rise by a constant factor, as in logarithmic histograms."""
+    """Return True if the x values rise by a constant factor, as in logarithmic histograms."""
     x = curves[0].x
     return len(x) > 2 and x[0] > 0 and abs(x[1] / x[0] - x[-1] / x[-2]) < 1e-6
 
 
 def plot_matrix(overall: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str], path: Path) -> None:
-    """Draw the overall scores of every row (real) against every column (emulated); a withheld one is left white."""
+    """Draw the overall score of every row (real) against every column (emulated). A cell is white if its score is withheld."""
     check_type(path, PICTURE_TYPES)
     import matplotlib as mpl
     from matplotlib.figure import Figure

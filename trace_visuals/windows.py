@@ -57,7 +57,7 @@ def leading_phases(trace: Trace) -> pd.DataFrame:
 
 
 def training_start_ns(trace: Trace) -> int | None:
-    """Return the time (ns) at which training starts: the end of init, else the first epoch or block. None without such phases."""
+    """Return the time (ns) at which training starts: the end of init, else the first epoch or block; None without such phases."""
     phases = trace.phases()
     init = phases[phases["phase"] == "init"]
     if len(init):
@@ -67,9 +67,9 @@ def training_start_ns(trace: Trace) -> int | None:
 
 
 def choose_view(traces: list[Trace], zoom: str | None) -> View:
-    """Return the windows that `zoom` selects (None: whole traces), aligned at the start of training if every trace has one.
+    """Return the windows that `zoom` selects (None: whole traces). If every trace has a start of training, this is their zero.
 
-    Raises UsageError if `zoom` is not valid, or if a trace has no such phase or time.
+    Raises UsageError if `zoom` is not valid, or if a trace lacks the phase or time.
     """
     starts = [training_start_ns(trace) for trace in traces]
     zeros = [span_ns(trace)[0] if None in starts or start is None else start for trace, start in zip(traces, starts, strict=True)]

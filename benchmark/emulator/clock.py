@@ -4,8 +4,8 @@ All threads of all processes of a run share the clock, in memory that forked pro
 plus an offset. The offset grows only when no thread runs: then the clock jumps to the time at which the first sleeper is due.
 A thread in a system call runs, so that the time of calls is never skipped.
 
-A thread that makes another one able to run marks it as running before it may sleep itself. A new thread is marked by the thread
-that starts it. So no thread that is about to run is ever overlooked.
+A thread that enables another thread to run marks that thread as running, before it may sleep itself. The thread that starts a
+new thread marks the new thread. So the clock never overlooks a thread that is about to run.
 """
 
 import ctypes
@@ -25,14 +25,14 @@ from iotwin.common.files import open_whole
 from iotwin.common.mllog import JUMPS, JUMPS_OF_LINE, MlLog
 
 JUMPS_NAME = "clock.parquet"
-CHANGED = 1 << 60  # key of waits for conditions of any kind: whoever makes one true wakes all
+CHANGED = 1 << 60  # key of waits for conditions of any kind; the thread that makes one true wakes all that wait
 _UNUSED, _ENDED, _RUNNING, _SLEEPING, _WAITING = range(5)  # an ended slot is reserved for a thread that does not run
 _OFFSET, _USED, _JUMPS, _AWAKE, _DEATHS, _HEADS = range(6)  # _AWAKE: number of running threads
 _STATE, _DUE, _KEY, _PROCESS, _SEMAPHORE, _SLOT_CELLS = 0, 1, 2, 3, 4, 8  # a semaphore has 32 bytes
 _SLOTS = 1 << 16
 _MOST_JUMPS = 1 << 21  # jumps whose times are recorded; memory of later ones is not reserved
 _CELL_BYTES = 8
-_TICK_NS = 500_000_000  # waiting threads look this often whether the run was given up
+_TICK_NS = 500_000_000  # waiting threads check at this interval whether the run was given up
 _LONGEST_LOCK_NS = 10_000_000_000  # the lock is held for microseconds; a process that died while it held it never releases it
 
 
@@ -193,7 +193,7 @@ class VirtualClock:
             self._run(slot)
 
     def _wait_for_post(self, slot: int, longest_ns: int) -> None:
-        """Wait until another thread wakes the slot's, for at most `longest_ns`. A whole tick without that looks for the dead."""
+        """Wait until another thread wakes the slot's, for at most `longest_ns`. After a whole tick, look for dead threads."""
         if not _wait_until(self._semaphore(slot), time.monotonic_ns() + longest_ns) and longest_ns == _TICK_NS:
             self.end_dead()
 

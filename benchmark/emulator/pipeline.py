@@ -191,7 +191,7 @@ class _PipelineRank:
         next(self._fetching, None)
 
     def _fetch(self, epoch: int, loader: Loader, batches: Sequence[Batch]) -> None:
-        """Start to read this rank's minibatches out of `batches`, those of the whole pipeline."""
+        """Start to read this rank's minibatches. `batches`: all batches of the pipeline, of which the rank reads a share."""
         self._fetching = iter(loader.epoch(epoch, batches[self._replica :: self._stage.replicas]))
 
     def _receive(self, done: Pass) -> None:
@@ -203,7 +203,7 @@ class _PipelineRank:
             self._wait(kind, minibatch)
 
     def _compute(self, done: Pass, seconds: float, epoch: int) -> None:
-        """Sleep for the time of the pass `done` of training."""
+        """Sleep for `seconds`, the time of the pass `done` of training."""
         kind, minibatch = done
         # Log the times at which the job would begin and end the pass, not the clock's: a sleep that begins late is cut short to
         # catch up, so the clock would show a shorter pass.
@@ -220,7 +220,7 @@ class _PipelineRank:
         self._computed_ns += int(seconds * 1e9)
 
     def _meet(self, updates: int) -> None:
-        """Wait for the stage's other replicas, as they do before an update of the weights, until `updates` are done in all."""
+        """Meet the stage's other replicas, as before each update of the weights, until there have been `updates` meetings."""
         while self._others and self._meetings < updates:
             asked_ns = waits.now_ns()
             self._wait_until(self._channels.meet(self._meetings, self._rank, self._others, self._sleeper.due_ns()), asked_ns)
@@ -260,7 +260,7 @@ class _PipelineRank:
         self._waited_ns += waits.now_ns() - asked_ns
 
     def _over_link(self, sent_ns: int) -> int:
-        """Return when data sent at `sent_ns` has passed the link to the previous stage, which transfers one output at a time."""
+        """Return when data sent at `sent_ns` has passed the link to the previous stage. A link transfers one output at a time."""
         self._link_free_ns = max(sent_ns, self._link_free_ns) + int(self._stage.receive_s / 2 * 1e9)
         return self._link_free_ns
 

@@ -44,7 +44,7 @@ class Rank:
 
     `send(rows)` sends finished steps to the process that collects the results; None if that takes them with the rank's result.
 
-    `arrive()` is for background threads. It announces this rank, and returns a function that returns True if all have arrived.
+    `arrive()` is for background threads. It announces this rank. The returned function returns True once all ranks have arrived.
     """
 
     index: int = 0
@@ -73,7 +73,7 @@ class _Meeting:
         self._arrivals = waits.EventCounter(single=False)
         self._releases = [waits.EventCounter(single=True) for _ in range(2)]
         # (flags, due_ns) by parity of the barrier and by rank, in memory that forked ranks share. Rank 0 writes the result to its
-        # place, so that only one rank reads the places of all.
+        # own entry, so that only rank 0 reads the entries of all ranks.
         memory = mmap.mmap(-1, 2 * count * 2 * 8)
         self._given, self._cells = np.frombuffer(memory, np.int64).reshape(2, count, 2), memoryview(memory).cast("q")
 

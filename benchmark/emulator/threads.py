@@ -14,7 +14,7 @@ _POLL_S = 0.1
 
 
 class ClockThread(threading.Thread):
-    """A daemon thread that runs `work`, from its construction on."""
+    """A daemon thread that runs `work`. It starts when the object is created."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(daemon=True, name=name)

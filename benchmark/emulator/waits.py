@@ -65,7 +65,7 @@ def skipped_s() -> float:
 
 
 def sleep(seconds: float) -> None:
-    """Sleep for `seconds`; at once if they are not positive."""
+    """Sleep for `seconds`. If `seconds` is not positive, return at once."""
     if seconds <= 0:
         return
     clock, slot = _clock, _slot()
@@ -83,8 +83,8 @@ def sleep_until(due_ns: int) -> None:
 def new_sleeper(busy: bool = False, ranks_here: int = 1) -> Sleeper:
     """Return a `Sleeper` on the run's clock. `busy`: it keeps a CPU busy in place of sleeping.
 
-    Later sleeps are shortened by delays of up to 10 ms, plus 2 ms for each rank that shares a CPU. For ranks wake up at the same
-    moment, and then wait for one another's CPU time, which ranks on real accelerators would not.
+    Later sleeps are shortened by delays of up to 10 ms, plus 2 ms for each rank that shares a CPU. The reason is that ranks wake
+    up at the same moment, and then wait for a CPU. Ranks on real accelerators would not wait for a CPU.
     """
     shared = ranks_here / len(os.sched_getaffinity(0))
     return Sleeper(busy, now_ns, sleep, LONGEST_DELAY_NS + int(shared * _STEP_OF_RANK_NS))
@@ -100,7 +100,7 @@ def reserve() -> int | None:
 
 
 def enter(slot: int | None) -> None:
-    """Let this thread have the slot."""
+    """Assign the slot to this thread."""
     _thread.slot = slot
     if _clock is not None and slot is not None:
         _clock.enter(slot)
@@ -133,7 +133,7 @@ def has_ended(slot: int | None) -> bool:
 
 
 def wait_on_clock(ready: Callable[[], bool], gives_up: Callable[[], bool] = lambda: False) -> None:
-    """Wait on a virtual clock until `ready` or `gives_up` returns True. Whoever makes it so calls `changed` afterwards."""
+    """Wait on a virtual clock until `ready` or `gives_up` returns True. The thread that causes it then calls `changed`."""
     clock, slot = _clock, _slot()
     if clock is not None and slot is not None:
         clock.wait(slot, CHANGED, ready, gives_up)
@@ -168,9 +168,9 @@ def _slot() -> int | None:
 
 
 class Tokens:
-    """Counts on a virtual clock how often threads of any process can wait for real, by a pipe or queue, without being delayed.
+    """Counts tokens on a virtual clock. A thread that has taken a token can wait for a pipe or queue in real time without delay.
 
-    Who sends gives a token, before a send that may block. Who receives takes one, before the receipt. Real time needs none.
+    A sender gives a token before a send that may block. A receiver takes a token before it receives. Real time needs no tokens.
     """
 
     def __init__(self, count: int = 0) -> None:

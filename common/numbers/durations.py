@@ -71,7 +71,7 @@ class Recorded(Distribution, tag_field="type", tag="recorded"):
 
 
 class InOrder(Distribution, tag_field="type", tag="in_order"):
-    """A list of times: step i of an epoch or evaluation takes `values[i]`, and later ones take the last value."""
+    """A list of times: step i of an epoch or evaluation takes `values[i]`. Steps beyond the list take the last value."""
 
     values: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
 

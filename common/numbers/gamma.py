@@ -1,4 +1,4 @@
-"""Quantiles of the gamma distribution, without SciPy, which iotwin would need for nothing else."""
+"""Quantiles of the gamma distribution, without SciPy, as iotwin would need it only for this."""
 
 import math
 from statistics import NormalDist

@@ -7,7 +7,7 @@ LONGEST_DELAY_NS = 10_000_000  # longer delays are pauses of the machine, and do
 
 
 class Sleeper:
-    """Sleeps, or keeps a CPU busy if `busy`, so that many short sleeps together last as long as the sum of their seconds.
+    """Sleeps, or keeps a CPU busy if `busy`, so that the total time of many short sleeps is the sum of their seconds.
 
     It records how far the emulator lags behind the job that it emulates, and shortens the next sleeps by that delay. It reads
     only CLOCK_MONOTONIC, so setting the machine's clock has no effect. `now_ns` and `sleep` may be those of another clock.

@@ -30,9 +30,10 @@ def ready() -> None:
 
 
 def become_child(name: str, parent_pid: int, cleans_up: bool = False) -> None:
-    """Prepare this just-forked process: call it `name` in lists of processes, and let it die with its parent.
+    """Prepare this process, which was just forked: call it `name` in lists of processes, and let it die with its parent.
 
-    It ignores Ctrl-C from then on, since its parent handles it. SIGTERM kills it, or raises KeyboardInterrupt if `cleans_up`.
+    From then on, this process ignores Ctrl-C, since its parent handles it. SIGTERM kills the process or, if `cleans_up`, raises
+    KeyboardInterrupt in it.
     """
     name_process(name)
     die_with_parent(parent_pid, signal.SIGKILL)
@@ -41,7 +42,7 @@ def become_child(name: str, parent_pid: int, cleans_up: bool = False) -> None:
 
 
 def leave_signals_to_rank(index: int) -> None:
-    """Ignore Ctrl-C in a loader process (a worker_init_fn of PyTorch), so that only the rank handles it, without tracebacks."""
+    """Ignore Ctrl-C in a loader process (a worker_init_fn of PyTorch). Only the rank handles it, without tracebacks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

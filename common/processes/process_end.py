@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 def exit_status_of(run: Callable[[], None]) -> int:
-    """Run a script, and return the exit status that Python would have."""
+    """Run a script, and return the exit status that Python would return for it."""
     try:
         run()
     except SystemExit as error:
@@ -27,7 +27,7 @@ def exit_status_of(run: Callable[[], None]) -> int:
 
 
 def end_process(status: int, modules: Sequence[ModuleType]) -> NoReturn:
-    """Exit, and free no objects but those of `modules`."""
+    """Exit. Of all objects, free only those of `modules`."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for module in modules:

@@ -44,7 +44,7 @@ class FormatLayout(msgspec.Struct, frozen=True):
     columns: tuple[tuple[str, str, int], ...] = ()  # parquet: (name, element type, elements); () means record and label
     row_group_rows: int = 0  # parquet: number of rows of a row group; 0 means about half a mebibyte
     entropy: float = 1.0  # share of a file's bytes that are incompressible
-    dedup: float = 0.0  # share of a file's extents that repeat other extents
+    dedup: float = 0.0  # share of a file's extents that repeat extents of a pool that all files share
 
     workload: ClassVar[str] = "format"
     exact: ClassVar[bool] = False

@@ -43,7 +43,7 @@ class Detail:
     """Limits on the detail that a report holds of one trace, which bound the page's size."""
 
     bins: int  # number of bins of time along the whole trace
-    most_calls: int  # if the timeline has at most this many calls, the page holds each of them
+    most_calls: int  # if the timeline has at most this many calls, the page contains each call
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Analysis:
     files: pd.DataFrame  # the table of ReportedFiles.frame
     processes: pd.DataFrame  # the table of ProcessTable.frame
     slowest: pd.DataFrame
-    reads_heat: Heat | None  # reads of data-set files
+    reads_heat: Heat | None  # bytes read from data-set files; None if there are none
     writes_heat: Heat | None  # bytes written to checkpoint files; None if there are none
     phases: pd.DataFrame  # phases of the lowest rank
     block: BlockAnalysis | None  # None if block requests were not traced
@@ -72,7 +72,7 @@ class Analysis:
 
     @cached_property
     def demand(self) -> Demand | None:
-        """The rates at which the job read its data during training; None if it read nothing then."""
+        """The rates at which the job read its data during training; None if it read no data in that time."""
         return demand_of(self.trace)
 
     def on_storage(self, name: str) -> int:

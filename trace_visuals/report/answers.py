@@ -6,7 +6,7 @@ from typing import Any
 from iotwin.trace_visuals.report.analysis import Analysis
 from iotwin.trace_visuals.report.diagnosis import pace, required_rates
 
-# What to change, by the limit that a verdict names. There is nothing to propose if the limit is unknown.
+# The proposed change for each limit that a verdict names. If the limit is unknown, nothing is proposed.
 _CHANGES = {
     "storage": "Let more loaders read at once, or serve the data from faster storage or from memory.",
     "loaders": "Start more loader processes, or reduce their CPU work for each sample. Faster storage would not help.",
@@ -19,9 +19,8 @@ _CHANGES = {
 def answers_to(analysis: Analysis, verdict: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Return (question, answer) pairs, the most urgent first. A question without an answer is left out.
 
-    `verdict` names what limits the job: its `sentence` and `limited_by` are read, and `change`, the
-    change that was tested on the twin, if there is one. Without a verdict, the share of time in which
-    the job waits answers the first question, and no change is proposed.
+    `verdict` names what limits the job. It has a `sentence`, `limited_by` and, if one was tested on the twin, a `change`.
+    Without a verdict, the share of time in which the job waits answers the first question, and no change is proposed.
     """
     found = [("What limits it?", verdict["sentence"] if verdict else pace(analysis))]
     if analysis.trace.manifest.exit_status:

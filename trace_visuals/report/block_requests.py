@@ -34,7 +34,7 @@ class PhaseBytes:
         self._sums = np.zeros((2, len(self._edges) + 1))  # bytes read and written, before each edge and after the last
 
     def add(self, start_ns: Ints, way: Ints, size_bytes: Ints) -> None:
-        """Add transfers. `way`: 0 for a read, 1 for a write; others do not count."""
+        """Add transfers. `way`: 0 for a read, 1 for a write; transfers with another `way` are ignored."""
         for index, sums in enumerate(self._sums):
             chosen = np.flatnonzero(way == index)
             place = np.searchsorted(self._edges, start_ns[chosen], side="right")

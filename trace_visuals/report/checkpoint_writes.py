@@ -1,4 +1,4 @@
-"""Checkpoints that the job logs: when they were written, their cost for training, and the latency of reads meanwhile."""
+"""Checkpoints that the job logs: when they were written, their cost for training, and the latency of reads at that time."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def concurrent_writes_ns(trace: Trace) -> Ints:
 
 
 def checkpoint_writes_ns(trace: Trace) -> Ints:
-    """Return begin and end (ns) of checkpoints, shape (n, 2): those written concurrently with training, or else all phases."""
+    """Return begin and end (ns) of checkpoints, shape (n, 2): of those written concurrently with training or, if none, of all."""
     concurrent = concurrent_writes_ns(trace)
     if len(concurrent):
         return concurrent
@@ -42,7 +42,7 @@ def checkpoint_parts_s(trace: Trace) -> dict[str, float]:
 
 
 class ReadsDuringCheckpoints:
-    """Latency of storage reads while a checkpoint is written, in row DURING, and at other times, in row APART."""
+    """Latencies of storage reads: while a checkpoint is written, in row DURING, and at other times, in row APART."""
 
     def __init__(self, written: Ints) -> None:
         """Measure reads during the checkpoints `written`, as `checkpoint_writes_ns` returns them."""

@@ -1,4 +1,4 @@
-"""Compare the traces of a report: the scores of `tracesim`, and the two curves behind each score."""
+"""Compare the traces of a report: the scores of `tracesim`, and the curves of both traces from which each score is computed."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -19,7 +19,7 @@ from iotwin.trace_visuals.report.tables import LARGE_BYTES
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
 _SECOND = 1e9
-_LONG_TAIL = 10  # a 99th percentile is reported if it exceeds this multiple of the median
+_LONG_TAIL = 10  # a 99th percentile is reported if it exceeds the median times this
 _FEW_READS = 4  # with fewer reads per open, opening costs as much as reading
 _IDLE = 0.05  # storage that is in use for a smaller share of the time does not limit a job
 
@@ -58,7 +58,7 @@ def describe(analysis: Analysis) -> list[Finding]:
 def headline(analysis: Analysis, verdict: Mapping[str, Any] | None = None) -> list[str]:
     """Return the report's first sentences: bytes that the job moved, whether it waits for storage, and the rates it requires.
 
-    The `sentence` of the `verdict` on what limits the job, if there is one, states whether it waits.
+    If there is a `verdict` on what limits the job, its `sentence` states whether the job waits.
     """
     sentences = [moved(analysis)]
     if analysis.trace.manifest.exit_status:
@@ -140,9 +140,9 @@ def _waits(analysis: Analysis) -> tuple[str, str]:
 
 
 def _improvements(analysis: Analysis) -> tuple[str, str]:
-    """Return (title, sentences) on the rates that storage must reach and on what slows the job.
+    """Return (title, sentences) on the rates that storage must reach, and on what slows the job.
 
-    That may be few reads per open, slow reads or unsynced checkpoints.
+    Possible reasons are few reads per open, slow reads and unsynced checkpoints.
     """
     text = required_rates(analysis)
     if not text:
@@ -163,7 +163,7 @@ def _improvements(analysis: Analysis) -> tuple[str, str]:
 
 
 def required_rates(analysis: Analysis) -> str:
-    """Return a sentence on the rates of reading during training; an empty string if the job read no data then."""
+    """Return a sentence on the rates of reading during training; an empty string if the job read no data in that time."""
     demand = analysis.demand
     if demand is None:
         return ""
@@ -333,7 +333,7 @@ def _checkpoints(analysis: Analysis) -> tuple[str, str]:
 
 
 def _concurrent_checkpoints(analysis: Analysis) -> tuple[str, str]:
-    """Return (title, sentences) on checkpoints concurrent with training: how often, and their cost for steps and reads."""
+    """Return (title, sentences) on checkpoints concurrent with training: how often, and what they cost for steps and reads."""
     spans, spent = concurrent_writes_ns(analysis.trace), checkpoint_parts_s(analysis.trace)
     if not len(spans):
         return "", ""
@@ -373,7 +373,7 @@ def _lane(analysis: Analysis, group: str) -> int:
 
 
 def _share_of_training(analysis: Analysis, group: str) -> float:
-    """Return the share of time, from the start of training to the end, with a storage or waiting call of `group` in flight."""
+    """Return the share (0 to 1) of the time from training's start on with a storage or waiting call of `group` in flight."""
     grid, end = analysis.lanes.grid, analysis.survey.end_ns
     first = min(max(0, (analysis.zero_ns - grid.origin) // grid.width), grid.count - 1)
     busy_ns = analysis.lanes.busy[_lane(analysis, group)][first:].sum() * grid.width

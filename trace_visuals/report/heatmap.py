@@ -13,7 +13,7 @@ _COLUMNS, _ROWS = 1024, 160
 
 @dataclass(frozen=True)
 class Heat:
-    """Bytes read or written per interval of time and range of addresses. Addresses run through all files, one after another."""
+    """Bytes read or written, by interval of time and range of addresses. The address axis has all files, one after another."""
 
     size_bytes: Floats  # shape (columns of time, rows of address)
     time: Grid
@@ -41,7 +41,7 @@ class HeatMap:
         return vars(self) | {"_base_of": None}
 
     def add(self, calls: CallColumns) -> None:
-        """Add a batch of calls. The bytes of a call count at its start time, at all the addresses that they cover."""
+        """Add a batch of calls. All bytes of a call count at its start time, spread over the addresses that they cover."""
         chosen = calls.pick((calls.group == self._group) & calls.storage & (calls.offset >= 0) & (calls.size_bytes > 0))
         base = self._base_of[chosen.file_id]
         chosen, base = chosen.pick(base >= 0), base[base >= 0]

@@ -49,7 +49,7 @@ class LanePlan:
         self.names += [LaneName("host", "", f"host {host}") for host in lane_of]
 
     def lanes(self, calls: CallColumns) -> tuple[Ints, Ints, Ints]:
-        """Return the index of the lane of each call's operation, of its process and of its host; -1 if it has no such lane."""
+        """Return the index of the lane of each call's operation, of its process and of its host; -1 if there is no such lane."""
         return self._by_operation(calls), self._processes.of(calls), self._hosts.of(calls)
 
     def _by_operation(self, calls: CallColumns) -> Ints:

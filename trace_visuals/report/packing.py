@@ -22,7 +22,7 @@ def pack(values: npt.NDArray[Any], scale: float = 1.0) -> dict[str, Any]:
 
 
 def pack_whole(values: Ints) -> dict[str, Any]:
-    """Pack non-negative whole numbers in 32 bits each: exactly if they fit, else as multiples of the smallest fitting unit."""
+    """Pack non-negative whole numbers in 32 bits each: exactly if all fit, else as multiples of the smallest unit that fits."""
     unit = max(1, -(-int(values.max(initial=0)) // _MOST_U32))
     return pack((-(-values // unit)).astype(np.uint32), unit)
 

@@ -130,7 +130,7 @@ def _passes(analysis: Analysis) -> dict[str, list[list[Any]]]:
 
 
 def _samples(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return a graph for each sampled device, and of logged recomputation and memory: a time axis and curves in 0..1."""
+    """Return graphs of each sampled device, of logged recomputation and of memory: a time axis, and curves from 0 to 1."""
     graphs = []
     cpu = analysis.trace.samples("cpu")
     if cpu is not None and len(cpu):

@@ -1,4 +1,4 @@
-"""What a job under a memory budget spends on computing, recomputing, and searching what to evict, and how full its memory is."""
+"""The time that a job under a memory budget spends on computing, recomputing and eviction search, and its memory in use."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ _CURVE_OF_PART = {"base_compute": 0, "remat_compute": 1, "search": 2, "cost": 2}
 
 
 def recompute_shares(trace: Trace, grid: Grid) -> pd.DataFrame | None:
-    """Return `time_ns` (ends of bins) and, for each of CURVES, its share of the ranks' time; None if nothing is recomputed.
+    """Return `time_ns` (ends of bins) and, for each of CURVES, its share of the ranks' time; None without recomputation.
 
     Such a job logs the parts base_compute, remat_compute, search and cost of its steps.
     """
@@ -33,7 +33,7 @@ def recompute_shares(trace: Trace, grid: Grid) -> pd.DataFrame | None:
 def memory_shares(trace: Trace, grid: Grid) -> tuple[str, pd.DataFrame] | None:
     """Return a title, `time_ns` (ends of bins) and `tensors`: the memory of the job's tensors as a share of its budget.
 
-    Without a budget, the share is that of the most memory. Returns None if the job does not log its memory.
+    Without a budget, the share is relative to the largest memory. Returns None if the job does not log its memory.
     """
     logs = sorted((trace.path / "logs").glob("*"))
     points = read_points(logs, TENSOR_BYTES)

@@ -12,7 +12,7 @@ _LOAD_PART, _REPLAY_PART = "load", "replay"
 
 
 def resumption(analysis: Analysis) -> tuple[str, str]:
-    """Return the topic and sentences on kills and on the resumption; empty texts if the trace has neither."""
+    """Return the topic and sentences on kills and on the resumption; empty texts if the trace has none of these."""
     sentences = []
     killed = [each.time_ns for each in moments(analysis.trace) if each.what == KILLED]
     if killed:

@@ -22,13 +22,13 @@ class SlowestCalls:
 
     def add(self, calls: CallColumns) -> None:
         """Add a batch of calls."""
-        # Once `most` calls are kept, only a call that is longer than the shortest of them can replace one.
+        # Once `most` calls are collected, only a call that is longer than the shortest of these can replace one.
         full = self._kept is not None and len(self._kept) == self._most
         limit = int(self._kept.duration_ns.min()) if self._kept is not None and full else -1
         chosen = calls.pick(calls.storage & (calls.duration_ns > limit))
         chosen = chosen if self._kept is None else _joined([self._kept, chosen])
         if len(chosen) > self._most:
-            # The sort is stable, so that of equally long calls the earlier ones are kept, whatever the batches.
+            # The sort is stable: of equally long calls the earliest are collected, independently of batches.
             chosen = chosen.pick(np.argsort(-chosen.duration_ns, kind="stable")[: self._most])
         self._kept = chosen
 

@@ -1,6 +1,6 @@
-"""Read all calls of traces once, before the report's analyses read them again, which need the results.
+"""Read all calls of traces once, before the report's analyses read them again.
 
-The results are the span of time, the sizes of files, and the busiest processes.
+The results, which the analyses require, are the span of time, the sizes of files, and the busiest processes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Survey:
     storage_calls: int
     extent_bytes: Ints  # per file: the highest end of a transfer, or the size when first opened if that is larger
     pids: Ints  # every process with a call, sorted
-    busiest: list[int]  # processes with storage calls, the one with the most time in them first
+    busiest: list[int]  # processes with storage calls, in descending order of the time in these calls
     ops: list[str]  # names of all operations; analyses identify an operation by its index here
 
 

@@ -22,7 +22,7 @@ LARGE_BYTES = 64 * 1024
 class OperationTable:
     """Calls, failures, bytes, time and latency percentiles by operation, for storage and for other files separately.
 
-    `reads_ns` and `reads_bytes` sum time and bytes of the reads of storage: row 0 reads below LARGE_BYTES, row 1 larger ones.
+    `reads_ns` and `reads_bytes` sum time and bytes of storage reads: row 0 has reads below LARGE_BYTES, row 1 the larger ones.
     """
 
     def __init__(self) -> None:

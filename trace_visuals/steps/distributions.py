@@ -19,7 +19,7 @@ class DistributionFit(NamedTuple):
     """A fitted distribution."""
 
     name: str
-    log_likelihood: float  # mean log of the density (per second) at steps that the fit left out
+    log_likelihood: float  # mean logarithm of the density (per second) at the steps that the fit left out
     computation_time: dict[str, Any]  # value of the key computation_time in the emulator's YAML
     log_density: Callable[[Values], Values]
 

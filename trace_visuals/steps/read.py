@@ -97,7 +97,7 @@ def _read_run(run: InstrumentedRun) -> pd.DataFrame:
     frames = [frame for frame in frames if len(frame)]
     if not frames:
         return pd.DataFrame(columns=list(COLUMNS))
-    # The emulator prints what it also logs: the longest log holds everything.
+    # The emulator also logs what it prints, so the longest log contains all parts.
     frame = max(frames, key=len)
     text = str(run.directory)
     guesses = {

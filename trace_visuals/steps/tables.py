@@ -7,7 +7,7 @@ import pandas as pd
 
 CONFIGURATION = ["workload", "variant", "gpus", "batch"]
 _STEP_KEYS = ("load_batch_mem", "load_batch_gpu", "all_compute", "step_end", "batch_load", "batch_preproc")
-# Throughputs (samples/s) by name: the timed parts from which they follow, and whether a part handles a batch (True) or one
+# By name: the timed part from which a throughput (samples/s) is computed, and True if the part handles a batch, False for one
 # sample.
 _THROUGHPUTS = {
     "data loading": ("load_batch_mem", True),
@@ -19,9 +19,10 @@ _THROUGHPUTS = {
 
 
 def settled(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return `steps` without evaluation and without cold steps.
+    """Return `steps` without evaluations and without cold steps.
 
-    Cold steps are each rank's first step of every epoch or block, and unet3d's whole first epoch if there are several epochs.
+    Cold steps are each rank's first step of every epoch or block. In unet3d, all steps of the first epoch are cold if there are
+    several epochs.
     """
     frame = steps[~steps["key"].str.startswith("eval_")]
     number = frame.groupby(["run", "rank", "block", "key"], sort=False).cumcount()
@@ -43,8 +44,8 @@ def statistics(steps: pd.DataFrame) -> pd.DataFrame:
 def throughputs(table: pd.DataFrame) -> pd.DataFrame:
     """Return the throughputs of every configuration in samples/s: the median, and the quartiles `low` and `high`.
 
-    A rank times a part for the rank's batch, so the throughputs are of one rank. In dlrm, where one process uses all GPUs, they
-    are throughputs of the job.
+    A throughput is that of one rank, as each rank measures how long its batches (or samples) take in each part.
+    In dlrm, one process uses all GPUs, so the throughput is that of the job.
     """
     parts = []
     for name, (key, whole_batch) in _THROUGHPUTS.items():

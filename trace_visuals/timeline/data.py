@@ -25,8 +25,8 @@ from iotwin.trace_visuals.windows import TimeWindow, leading_phases
 # The operations that have a row in every group of processes. The lane of a row is group * len(ROW_GROUPS) + row.
 ROW_GROUPS = (READ, WRITE, OPEN, SYNC)
 _MOST_GROUPS = 12
-_BINS_A_SAMPLE = 4  # least width of a sample, in bins of calls; a line through narrower samples would look like a black band
-# columns that are summed, not averaged, when samples are joined
+_BINS_A_SAMPLE = 4  # least width of a sample, in bins of calls; narrower samples would look like a black band
+# When samples are joined, these columns are summed; other columns are averaged.
 _ADDED = ("interval_ns", "read_bytes", "written_bytes", "reads", "writes")
 
 
@@ -116,9 +116,9 @@ def coarser(samples: pd.DataFrame | None, most: int) -> pd.DataFrame | None:
 
 
 def _in_window(samples: pd.DataFrame | None, window: TimeWindow) -> pd.DataFrame | None:
-    """Return the samples in the window and those at the next time after it, whose intervals may reach into the window.
+    """Return the samples in the window, and those at the next time after it, since their intervals may begin in the window.
 
-    Returns None if there are none.
+    Returns None if there are no such samples.
     """
     if samples is None:
         return None

@@ -1,4 +1,4 @@
-"""The rows of a pipeline's ranks in a timeline: forward and backward passes with their minibatches; gaps are idle times."""
+"""The rows of a pipeline's ranks in a timeline: forward and backward passes with their minibatches. Gaps are idle times."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,9 @@ class PassRows:
     epochs_s: tuple[tuple[float, float], ...]
 
     def shares(self, lane: int, limits_s: tuple[float, float]) -> dict[str, float]:
-        """Return which shares of the epochs' time within the limits the rank spends on forward and on backward passes."""
+        """Return the shares (0 to 1) of the epochs' time within the limits that the rank spends on forward and on backward
+        passes.
+        """
         own = self.passes[lane]
         spans = [(max(begin, limits_s[0]), min(end, limits_s[1])) for begin, end in self.epochs_s]
         whole = sum(max(end - begin, 0.0) for begin, end in spans)

@@ -1,4 +1,4 @@
-"""What a timeline draws, as a table for a paper's readers, and which traces it draws, for the picture's metadata."""
+"""The data that a timeline draws, as a table for a paper's readers, and the traces it draws, for the picture's metadata."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def write_plotted_data(blocks: Sequence[TraceTimeline], path: Path) -> None:
 
 
 def identities(paths: Sequence[Path]) -> str:
-    """Return which traces a picture shows: each path, and the SHA-256 of its manifest.json."""
+    """Return the traces that a picture shows, as text: each path, and the SHA-256 of its manifest.json."""
     return "; ".join(f"{path.name} (manifest.json sha256 {sha256_of(path / 'manifest.json')})" for path in paths)
 
 

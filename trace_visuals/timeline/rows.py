@@ -83,9 +83,9 @@ def _seconds(block: TraceTimeline, time_ns: Ints | Floats) -> Floats:
 
 
 def spellings(blocks: Sequence[TraceTimeline], limits_s: tuple[float, float], width_in: float) -> dict[str, int]:
-    """Return, for each kind of phase, whether its bars have the full name (0) or the short one (1).
+    """Return, for each kind of phase, 0 if its bars have the full name, and 1 if they have the short one.
 
-    The chosen form fits the most bars of all traces, on an axis that is `width_in` inches wide and shows `limits_s`.
+    The chosen form fits into the most bars of all traces, on an axis that is `width_in` inches wide and shows `limits_s`.
     """
     per_in = (limits_s[1] - limits_s[0]) / width_in
     shown = {name: [bar for block in blocks for bar in _bars(block, name, limits_s)] for name in PHASE_COLOURS}
@@ -156,7 +156,7 @@ def draw_phases(ax: Axes, block: TraceTimeline, width_in: float, spelt: Mapping[
 
 
 def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
-    """Draw user, system and iowait time of the machine, stacked, and the job's part as a line."""
+    """Draw user, system and iowait time of the machine, stacked, and the job's share of it as a line."""
     ax.set_ylim(0, 100)
     _name_ends(ax, [0, 100], ["0", "100 %"])
     _mark_gaps(ax, block, "cpu")
@@ -174,7 +174,7 @@ def draw_cpu(ax: Axes, block: TraceTimeline) -> None:
 
 
 def draw_recompute(ax: Axes, block: TraceTimeline) -> None:
-    """Draw how the ranks of a job under a memory budget compute, stacked: first computing, recomputing, and the search."""
+    """Draw the time of a job's ranks under a memory budget, stacked: first computation, recomputation, and eviction search."""
     ax.set_ylim(0, 100)
     _name_ends(ax, [0, 100], ["0", "100 %"])
     if block.recompute is None:
@@ -354,7 +354,7 @@ def _add_area(ax: Axes, values: Floats, edges: Floats, colour: str, base: Any) -
 
 
 def _add_stack(ax: Axes, shares: pd.DataFrame, edges: Floats, colours: Mapping[str, str]) -> Floats:
-    """Draw the shares of 1 in the columns of `colours`, stacked, in percent. Return the top."""
+    """Draw the columns of `colours`, which are shares of 1, stacked and in percent. Return the upper edge of the stack."""
     base = np.zeros(len(shares))
     for name, colour in colours.items():
         top = base + 100 * np.nan_to_num(shares[name].to_numpy(dtype=float))

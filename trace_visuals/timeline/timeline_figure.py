@@ -59,7 +59,7 @@ class Form:
     short: bool = False
     paper: bool = False  # True for a picture without titles and without the CPU row
     legend: bool = True
-    origin: Origin | None = None  # what made the picture, for the metadata of one for a paper
+    origin: Origin | None = None  # for a paper's picture: its origin, for the metadata
 
     @property
     def width_in(self) -> float:
@@ -96,11 +96,11 @@ def plot_timeline(
     legend: Path | None = None,
     open_trace: Callable[[Path], Trace] = Trace,
 ) -> list[TraceTimeline]:
-    """Draw the traces at `paths` into the picture `output`, and return the data drawn of each trace.
+    """Draw the traces at `paths` into the picture `output`. Return the data drawn of each trace.
 
     `zoom` is as for `windows.choose_view`, `how` as for `group_processes`. `legend`: file for the legend; if None, the legend is
-    in the picture. A picture with an origin has its data in a .csv of the same name. Raises UsageError for an unknown
-    file type or zoom, IotwinError if a trace cannot be read or a file not written.
+    in the picture. For a picture with an origin, also writes the data to a .csv of the same name. Raises UsageError if a file
+    type or the zoom is unknown, and IotwinError if a trace cannot be read or a file cannot be written.
     """
     for path in (output, legend):
         if path is not None:
@@ -229,7 +229,8 @@ def _plan(block: TraceTimeline, shared: _Shared, form: Form, spelt: Mapping[str,
     rows += [_strip(draw_row.draw_part, block, lane) for lane in range(len(block.part_names))]
     for group, title in enumerate(block.groups.titles):
         lanes = [group * len(ROW_GROUPS) + row for row in shared.rows]
-        # Empty rows are left out if there are several groups of processes. A single group has them, so that rows of traces align.
+        # If there are several groups of processes, empty rows are left out. A single group has all rows, so that traces' rows
+        # align.
         lanes = [lane for lane in lanes if not title or block.lanes.calls[lane].any() or block.lanes.busy[lane].any()]
         rows += [_strip(draw_row.draw_calls, block, lane, title if not index else "") for index, lane in enumerate(lanes)]
     if shared.block:

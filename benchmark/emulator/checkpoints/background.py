@@ -51,7 +51,7 @@ class Background(Future[list[Written]]):
 
 
 class EmulatedSnapshot:
-    """Takes the snapshots of a rank. Each takes `seconds`, or if that is None, the time of copying its bytes."""
+    """Takes the snapshots of a rank. Each takes `seconds`; if this is None, the time of copying the snapshot's bytes."""
 
     def __init__(self, seconds: Duration | None, seed: int, rank: int) -> None:
         self._rank = rank

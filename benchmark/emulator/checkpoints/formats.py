@@ -110,7 +110,10 @@ def _by_folder(files: Sequence[PlannedFile]) -> dict[str, tuple[int, ...]]:
 
 
 def _buckets(tensors: tuple[int, ...], threads: int) -> list[tuple[int, ...]]:
-    """Return the tensors of each thread. The largest remaining tensor is assigned to the thread with the fewest bytes so far."""
+    """Return the tensors (sizes in bytes) of each thread.
+
+    The largest remaining tensor goes to the thread with the fewest bytes.
+    """
     if threads == 1:
         return [tensors]
     least: list[tuple[int, int, list[int]]] = [(0, number, []) for number in range(min(threads, len(tensors)))]

@@ -54,7 +54,7 @@ class CheckpointContent:
         content = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if seed is not None:
             draws = generator(seed, Purpose.CHECKPOINT_CONTENT, rank)
-            # In small pieces: a freed second buffer would give the first checkpoint warm pages.
+            # Fill it in small pieces: if a second buffer of this size were freed, the first checkpoint would get warm pages.
             for begin in range(0, size_bytes, _PIECE_BYTES):
                 content.write(draws.bytes(min(_PIECE_BYTES, size_bytes - begin)))
         self.buffer = memoryview(content)

@@ -1,6 +1,6 @@
 """Write checkpoints into slots of a mapped file. Each overwrites the oldest slot; a page before the slots names the newest.
 
-There is one slot more than concurrent checkpoints, so that one is always whole (PCcheck: Strati et al., ASPLOS 2025).
+There is one slot more than concurrent checkpoints, so that one checkpoint is always whole (PCcheck: Strati et al., ASPLOS 2025).
 """
 
 import ctypes

@@ -12,7 +12,7 @@ from iotwin.common.errors import IotwinError, UsageError, nearest
 from iotwin.datagen.layouts import BertLayout, Case, DlrmLayout, FormatLayout, Unet3dLayout
 from iotwin.workload_yaml import Config, Dataset, Twin
 
-Paths = tuple[str, ...]  # the files of one sample, or of one run of samples, in the order they are read
+Paths = tuple[str, ...]  # the files of a sample, or of a run of samples, in the order in which they are read
 
 _PROBED = 4096  # most files whose sizes are checked before the first epoch
 _PROBED_REMOTE = 16  # most files whose sizes are checked in an object store, where each file costs a request

@@ -30,12 +30,12 @@ class Fetched(NamedTuple):
     sample_ns: tuple[tuple[int, int], ...] = ()  # read_ns and preprocess_ns of each sample, if instrumented
     copy_ns: int | None = None  # time of the copy into page-locked memory; None: not copied
     start_ns: int = 0  # start of the first read (CLOCK_MONOTONIC); 0: unknown
-    ready_ns: int = 0  # when the rank had the batch; what it did later is no wait for data. 0: unknown
+    ready_ns: int = 0  # when the rank had the batch, so that its wait for data ended; 0: unknown
 
     def read_on_demand(self, asked_ns: int) -> Self:
         """Return this batch of a process that asked for it at `asked_ns` and read it itself.
 
-        It only waited for reads and preprocessing: the rest is the emulator's own work, which shortens the next sleep.
+        Only the time of reads and preprocessing counts as waiting. The rest is the emulator's work, and shortens the next sleep.
         """
         return self._replace(ready_ns=asked_ns + self.read_ns + self.preprocess_ns)
 
@@ -81,7 +81,7 @@ class Fetcher:
         return Fetched(len(batch), size_bytes, read_ns, preprocess_ns, tuple(sample_ns), start_ns=start_ns)
 
     def _fetch_runs(self, epoch: int, batch: Batch) -> Fetched:
-        """Read a batch by runs of consecutive records. One preprocessing time is drawn, as these jobs process whole batches."""
+        """Read a batch by runs of consecutive records. As these jobs process whole batches, one time is drawn."""
         begin_ns = waits.now_ns()
         size_bytes = self.samples.read_runs(batch)
         read_ns = waits.now_ns() - begin_ns

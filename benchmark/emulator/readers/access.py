@@ -158,7 +158,7 @@ class Mapped(_Descriptor):
 
 
 def _fill(path: str, descriptor: int, view: memoryview, offset: int, step_bytes: int, end: int | None = None) -> None:
-    """Fill `view` with the bytes of the file from `offset` on, at most `step_bytes` per call. Stop at `end`, if it is given."""
+    """Fill `view` with the bytes of the file from `offset` on, at most `step_bytes` per call. If `end` is given, stop there."""
     done, wanted = 0, len(view) if end is None else min(len(view), end - offset)
     while done < wanted:
         try:
