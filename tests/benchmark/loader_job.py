@@ -39,6 +39,7 @@ class LoaderJob:
     restored_bytes: int = 0  # it reads a checkpoint of so many bytes at its beginning, and overwrites it after each epoch
     file_bytes: int = 100_000
     persistent: bool = False  # the loaders of training live through all epochs
+    held_lives: bool = False  # the loaders of evaluations live through all of them
     resumes: bool = False  # persistent loaders end each epoch by a message, ignore the last request, and are asked to resume
     root: str = "/d"
     shards: bool = False  # each loader reads on in one big file of its own, instead of files
@@ -85,7 +86,7 @@ class LoaderJob:
             now = made.call(now, self.rank, "mmap", file, 0, self.file_bytes, 0.01)
         found = made.file(f"{self.root}/out/found.pt", "checkpoint", self.restored_bytes)
         now = made.read_file(now, self.rank, found) + 1 if self.restored_bytes else now
-        crew = None
+        crew = self._evaluators = None
         for epoch in range(self.epochs):
             stride = (5, 7, 19)[epoch % 3]
             order = [self._training[(stride * i + 7 * epoch) % self.files] for i in range(number, self.files, self.ranks)]
@@ -115,14 +116,20 @@ class LoaderJob:
                 now = made.read_file(now, self.rank, older) + 0.1
             if self.keeps_two and epoch > 1:
                 now = made.call(now, self.rank, "unlink", saved[-3]) + 0.1
+        now = self._evaluators.end(made, now) if self._evaluators else now
         process["exit_ns"] = START_NS + int(now * MILLISECOND)
 
     def _evaluate(self, made: Made, now: float) -> float:
-        """Read the validation set by new loaders; return when these have ended."""
-        name = f"held{len(made.files)}of{self.rank}"
-        held, now = _Crew.start(made, now, self.held_loaders or self.loaders, name, self.rank)
-        now, _ = self._pass(made, now, held, self._held, self.compute_ms / 2, _NEVER)
-        return held.end(made, now)
+        """Read the validation set; return when training goes on."""
+        if self._evaluators is None:
+            name = f"held{len(made.files)}of{self.rank}"
+            self._evaluators, now = _Crew.start(made, now, self.held_loaders or self.loaders, name, self.rank)
+        else:
+            now = self._evaluators.message(made, now, 120, 60)
+        now, _ = self._pass(made, now, self._evaluators, self._held, self.compute_ms / 2, _NEVER)
+        if not self.held_lives:
+            now, self._evaluators = self._evaluators.end(made, now), None
+        return now
 
     def _save(self, made: Made, now: float, path: str, size: int) -> float:
         """Write a checkpoint; return when training goes on."""

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from iotwin.benchmark.emulator.recorded.edits.loaders import Deal, NewLoader, Re
 from iotwin.benchmark.emulator.recorded.edits.pass_turns import PassTurn, period_of, resumed_run, whole_run
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass, are_dealt_shuffled
-from iotwin.benchmark.emulator.recorded.edits.rare_steps import after_computation, find_rare_steps, runs_of
+from iotwin.benchmark.emulator.recorded.edits.rare_steps import LastingHelpers, find_rare_steps, rare_stretches
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
 from iotwin.benchmark.emulator.recorded.edits.resumption import SavedFiles
@@ -41,6 +40,7 @@ class RankLine:
         of_process = [[i for i, each in enumerate(batches.passes) if each.process == rank] for rank in self._ranks(process)]
         self._passes = [RankPass(recording, own, bounds, others, edits.decode) for own, *others in zip(*of_process, strict=True)]
         ahead = kept & read_ahead_rows(recording, process)
+        self._helpers = LastingHelpers(recording, process, kept, {*batches.loader, *(each.process for each in batches.passes)})
         self._cut(ProcessRows(recording, process, kept & ~ahead))
         self._training = [number for number, each in enumerate(self._passes) if each.training]
         self._loaders = self._recorded_loaders(kept & ~ahead)
@@ -93,14 +93,10 @@ class RankLine:
             at += 1 + len(each.moments)
             self._between.append(stretches[at - 1])
         training = [each for each in self._passes if each.training]
-        self._rare, rare = find_rare_steps(self._passes)
-        runs = [
-            [after_computation(each.steps, is_rare, index) for index in run]
-            for each, is_rare in zip(training, rare, strict=True)
-            for run in runs_of(is_rare)
-        ]
-        self._rare_stretches = [reduce(Stretch.followed_by, [stretch for stretch, _ in run]) for run in runs]
-        self._rare_first = [run[0][1] for run in runs]  # by rare step: whether its calls precede its computation
+        self._rare, rare = find_rare_steps(self._passes, self._helpers, self._between)
+        found = rare_stretches(self._passes, rare)
+        self._rare_stretches = [stretch for stretch, _ in found]
+        self._rare_first = [is_first for _, is_first in found]  # by rare step: whether its calls precede its computation
         if self._edits.saves_every and not any(map(self._writes, self._rare_stretches)):
             raise UsageError("checkpoint.steps_between_checkpoints: the job wrote nothing after steps within its epochs")
         for each in self._passes:
@@ -186,6 +182,7 @@ class RankLine:
         waits = not self._writes(stretch, main=False)
         special = np.flatnonzero(np.isin(op[stretch.rows], [Op.START, Op.JOIN, Op.MARK])).tolist()
         begin, first, others = stretch.begin, 0, stretch.others
+        helpers = self._helpers.start(self._builder, self._line, stretch)
         for end in [*special, len(stretch.rows)]:
             is_last = end == len(stretch.rows)
             reading = stretch.end if is_last else int(stretch.at[end])
@@ -197,6 +194,8 @@ class RankLine:
                 row = int(stretch.rows[end])
                 self._special(Op(op[row]), int(subject[row]), row, copy * self._period + epochs_later)
             begin, first, others = reading, end + 1, []
+        for helper in helpers:
+            self._line.main.add(Op.JOIN, helper)
 
     def _play(self, stretch: Stretch, factor: float, subjects: Subjects | None, waits: bool) -> None:
         """Append a stretch in which the rank starts no process. A thread plays its save if checkpoints are asynchronous."""
@@ -225,7 +224,7 @@ class RankLine:
         """Append the start or end of a process, or a mark of the log."""
         if op == Op.MARK:
             self._line.main.take(np.array([row]), np.zeros(1, np.int64), np.array([self._builder.mark(subject, epochs_later)]))
-        elif subject in self._present:
+        elif subject in self._present or subject in self._helpers:
             return
         elif subject in self._slots:
             if op == Op.START:

@@ -1,14 +1,21 @@
-"""Finds work that a rank does only after few of its steps, such as a checkpoint, and decides when an edited rank does it."""
+"""Finds work that a rank and its helpers do only after few of its steps, and decides when an edited rank does it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
-from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
+from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
+from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
+from iotwin.workload_yaml.recording import Op, TwinRecording
+
+_Ints = NDArray[np.int64]
 
 
 class RareSteps(NamedTuple):
@@ -77,19 +84,91 @@ class RareSteps(NamedTuple):
         return (every, late) if np.abs(regular - self.steps).max() <= 1 and 0 <= late <= 1 else (0, 0)
 
 
-def find_rare_steps(passes: list[RankPass]) -> tuple[RareSteps, list[NDArray[np.bool_]]]:
+class LastingHelpers:
+    """The helpers of the rank `process`: processes that read for it in several steps, such as loaders of evaluations.
+
+    An edited rank starts new helpers for each stretch in which the recorded ones made calls.
+
+    `kept`: mask of the rows that remain; `others`: ranks and loaders of passes, which are no helpers. A helper gets its work
+    through a pipe that the rank also uses.
+    """
+
+    def __init__(self, recording: TwinRecording, process: int, kept: NDArray[np.bool_], others: set[int]) -> None:
+        columns, header = recording.columns, recording.header
+        owner = np.array(header.threads, np.int64)[columns["thread"]]
+        on_pipe = np.isin(columns["op"], [Op.PIPE_READ, Op.PIPE_WRITE])
+        pipes = np.unique(columns["subject"][on_pipe & (owner == process)])
+        served = set(owner[on_pipe & np.isin(columns["subject"], pipes)].tolist())
+        own = {child for child, parent in enumerate(header.parents) if parent == process} & served - others
+        on_file = columns["op"] < Op.PIPE_WRITE
+        self._calls_ns = {each: np.sort(columns["at_ns"][on_file & (owner == each)]) for each in sorted(own)}
+        self._rows = {each: ProcessRows(recording, each, kept & on_file) for each in self._calls_ns}
+
+    def __contains__(self, process: int) -> bool:
+        return process in self._calls_ns
+
+    def calls(self, stretch: Stretch) -> int:
+        """Return the number of calls on files that helpers made in a stretch."""
+        return sum(self._count(times, stretch) for times in self._calls_ns.values())
+
+    def keep_those_within(self, stretches: Sequence[Stretch]) -> bool:
+        """Forget helpers that made calls on files in one of the stretches only, or outside of all; return whether any were."""
+        before = len(self._calls_ns)
+        for helper, times in list(self._calls_ns.items()):
+            counts = [self._count(times, stretch) for stretch in stretches]
+            if sum(counts) < len(times) or np.count_nonzero(counts) < 2:
+                del self._calls_ns[helper]
+        return len(self._calls_ns) < before
+
+    def start(self, builder: RowBuilder, rank: ProcessLine, stretch: Stretch) -> list[int]:
+        """Append the starts of new helpers that make the calls of the stretch. Return their processes."""
+        found = []
+        for helper, times in self._calls_ns.items():
+            if self._count(times, stretch):
+                line = ProcessLine(builder, builder.new_process(rank.process))
+                [part] = self._rows[helper].cut(np.array([stretch.begin_ns, stretch.end_ns]))
+                line.play(part)
+                line.main.add(Op.END, 0)
+                rank.main.add(Op.START, line.process)
+                found.append(line.process)
+        return found
+
+    @staticmethod
+    def _count(times: _Ints, stretch: Stretch) -> int:
+        return int(np.diff(np.searchsorted(times, [stretch.begin_ns, stretch.end_ns]))[0])
+
+
+def find_rare_steps(
+    passes: list[RankPass], helpers: LastingHelpers, elsewhere: list[Stretch]
+) -> tuple[RareSteps, list[NDArray[np.bool_]]]:
     """Return the rare steps of training, and by epoch a mask of its rare steps: those with over twice the usual calls.
 
     Of neighbouring rare steps, only the first counts, because a thread that saves may continue while later steps compute.
+    `helpers` loses the helpers that also work outside of rare steps and of the stretches `elsewhere`.
     """
-    counts = [np.array([_calls(stretch) for stretch in each.steps], np.int64) for each in passes if each.training]
+    epochs = [each.steps for each in passes if each.training]
     evaluated = all(not later for own, later in pairwise([*(each.training for each in passes), True]) if own)
-    usual = float(np.median(np.concatenate(counts))) if counts else 0.0
-    rare = [count > 2 * usual for count in counts]
+    while True:
+        counts = [np.array([_calls(stretch) + helpers.calls(stretch) for stretch in steps], np.int64) for steps in epochs]
+        usual = float(np.median(np.concatenate(counts))) if counts else 0.0
+        rare = [count > 2 * usual for count in counts]
+        found = [steps[at] for steps, own in zip(epochs, rare, strict=True) for at in np.flatnonzero(own).tolist()]
+        if not helpers.keep_those_within([*found, *elsewhere]):
+            break
     begins = np.append(0, np.cumsum([len(each) for each in rare]))
-    found = [(int(begins[epoch]) + run[0], run[0], epoch) for epoch, each in enumerate(rare) for run in runs_of(each)]
-    steps, within, numbers = ([each[i] for each in found] for i in range(3))
+    first = [(int(begins[epoch]) + run[0], run[0], epoch) for epoch, each in enumerate(rare) for run in runs_of(each)]
+    steps, within, numbers = ([each[i] for each in first] for i in range(3))
     return RareSteps(steps, within, numbers, [len(each) for each in rare], evaluated), rare
+
+
+def rare_stretches(passes: list[RankPass], rare: list[NDArray[np.bool_]]) -> list[tuple[Stretch, bool]]:
+    """Return, for each rare step, what the rank did in addition to computing, and whether it did that before it computed."""
+    found = []
+    for each, is_rare in zip((each for each in passes if each.training), rare, strict=True):
+        for run in runs_of(is_rare):
+            parts = [after_computation(each.steps, is_rare, index) for index in run]
+            found.append((reduce(Stretch.followed_by, [stretch for stretch, _ in parts]), parts[0][1]))
+    return found
 
 
 def after_computation(steps: list[Stretch], rare: NDArray[np.bool_], index: int) -> tuple[Stretch, bool]:

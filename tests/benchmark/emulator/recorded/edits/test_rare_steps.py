@@ -1,12 +1,15 @@
 """After which steps an edited rank does what the recorded one did after few of its steps."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from iotwin.benchmark.emulator.recorded.edits.rare_steps import RareSteps, find_rare_steps, runs_of
+from iotwin.benchmark.emulator.recorded.edits.rare_steps import LastingHelpers, RareSteps, find_rare_steps, runs_of
 from iotwin.benchmark.emulator.recorded.edits.think_clock import Stretch
+from tests.benchmark.emulator.recorded.edits.test_requested_edits import recorded
+from tests.benchmark.loader_job import LoaderJob
 
 
 def due(rare: RareSteps, lengths: list[int]) -> list[tuple[int, int, int]]:
@@ -59,7 +62,8 @@ def test_neighbours_are_one_rare_step():
         return Stretch(np.arange(calls), np.zeros(calls, np.int64), 0, 10, 0, 10)
 
     calls = [0, 0, 3, 2, 0, 0, 3, 0]
-    found, rare = find_rare_steps([SimpleNamespace(training=True, steps=[stretch(count) for count in calls])])
+    alone = SimpleNamespace(calls=lambda _: 0, keep_those_within=lambda _: False)
+    found, rare = find_rare_steps([SimpleNamespace(training=True, steps=[stretch(count) for count in calls])], alone, [])
     assert (found.steps, found.within, found.epochs, found.lengths) == ([2, 6], [2, 6], [0, 0], [8])
     assert rare[0].tolist() == [count > 0 for count in calls] and runs_of(rare[0]) == [[2, 3], [6]]
 
@@ -75,3 +79,17 @@ def test_stretches_that_are_joined_leave_out_what_was_between():
         (1, [7, 8], [3, 4]),
         (2, [9], [1]),
     ]
+
+
+def test_helpers_make_all_their_calls_in_several_of_the_stretches():
+    made = recorded(LoaderJob(evaluated=8, evaluate_every=9, interrupt_every=10, files=96, held_lives=True))
+    loaders, end = set(made.header.batches.loader), int(made.columns["at_ns"].max()) + 1
+    moments = [0, end // 3, end // 3 * 2, end]
+    thirds = [Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, *pair) for pair in pairwise(moments)]
+    whole = Stretch(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, 0, end)
+    for stretches, are_kept in ((thirds, True), (thirds[:2], False), ([whole], False)):
+        helpers = LastingHelpers(made, 0, np.ones(made.rows, np.bool_), {0, *loaders})
+        before = [process for process in range(len(made.header.parents)) if process in helpers]
+        assert len(before) == 2 and helpers.calls(thirds[0]) > 0
+        assert helpers.keep_those_within(stretches) != are_kept
+        assert [process in helpers for process in before] == [are_kept] * 2

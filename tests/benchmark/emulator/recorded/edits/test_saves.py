@@ -52,10 +52,11 @@ def test_the_next_checkpoint_waits_for_the_last_one():
     assert aside.count(Op.WAIT) == aside.count(Op.POST) == aside.count(Op.OPEN) == 4
 
 
+@pytest.mark.parametrize("lives", [False, True])
 @pytest.mark.parametrize(("factor", "evaluations"), [(2, 2), (0.5, 9)])
-def test_evaluations_after_every_so_many_steps_stay_so(factor, evaluations):
+def test_evaluations_after_every_so_many_steps_stay_so(factor, evaluations, lives):
     """48 steps of the run, which evaluates after every 10, also within epochs; 24 or 96 steps if so edited."""
-    job = {"evaluated": 8, "evaluate_every": 9, "interrupt_every": 10, "files": 96}
+    job = {"evaluated": 8, "evaluate_every": 9, "interrupt_every": 10, "files": 96, "held_lives": lives}
     found, changed = edit(recorded(LoaderJob(**job)), Edits(batch=factor)), recorded(LoaderJob(**job, batch=round(4 * factor)))
     assert reads(found) == reads(changed)
     assert sum(count for (name, _, _), count in reads(found).items() if "held" in name) == 16 * evaluations
