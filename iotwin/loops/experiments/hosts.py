@@ -160,7 +160,8 @@ def _commands(
     for index, (host, trace) in enumerate(zip(hosts, traces, strict=True)):
         here = len(ranks_of_host(ranks, len(hosts), index))
         if not here and is_one_process:
-            raise IotwinError(f"{EMULATED if emulated else workload.name} is one process, which cannot run on {len(hosts)} hosts")
+            what = EMULATED if emulated else workload.name
+            raise IotwinError(f"{what} is one process, which cannot run on {len(hosts)} hosts; name one host")
         if not here:
             raise IotwinError(f"it has {counted(ranks, 'rank')} for {len(hosts)} hosts; each host needs one")
         gpus = cell.ranks if is_one_process else here
