@@ -152,6 +152,8 @@ def _read_log(log: list[Path], parameters: dict[str, Any]) -> pd.DataFrame:
     if "global_batch_size" in values:
         parameters.setdefault("batch", values["global_batch_size"] // gpus)
     block = np.cumsum(pc.match_substring_regex(lines, _BEGINS).to_numpy())
+    if block.any():
+        block = np.maximum(block, 1)  # another rank may load its first samples before rank 0 logs the first block
     emulated = _timed(lines, block, _EMULATOR)
     found = pd.concat([_timed(lines, block, _DURATION), _in_blocks(emulated, lines)], ignore_index=True)
     if block.any():

@@ -62,6 +62,20 @@ def test_our_log(tmp_path):
     assert set(map(tuple, own[["workload", "variant", "gpus", "batch"]].to_numpy())) == {("unet3d", "instrumented", 2, 4)}
 
 
+def test_the_logs_of_a_cell_on_two_hosts(tmp_path):
+    """Blocks are those of rank 0, whose host alone logs them; the other rank begins its first step before the first block."""
+    directory, times = cell(tmp_path / "a", "", ranks=2), iter((10, 20, 30, 40, 5, 15, 35))
+    steps = [[None, 0, None, 0], [1, 1, 1]]
+    for host, ranks in enumerate(steps):
+        logs = directory / "trace" / f"node-{host}.trace" / "logs"
+        logs.mkdir(parents=True)
+        texts = (epoch(1, []) if rank is None else line("all_compute", MILLISECOND, rank=rank) for rank in ranks)
+        (logs / "stdout").write_text("".join(text.replace('"time_ms": 1,', f'"time_ms": {next(times)},') for text in texts))
+    (directory / "trace" / "logs" / "stdout").unlink()
+    frame = read_steps([tmp_path])
+    assert {rank: own["block"].tolist() for rank, own in frame.groupby("rank")} == {0: [1, 2], 1: [1, 1, 2]}
+
+
 def test_the_artifact_s_log(tmp_path):
     """In directories named for GPUs and batch, with ranks before the lines and starts by key."""
     run = tmp_path / "unet3d" / "4gpus_batch3"
