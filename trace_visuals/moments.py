@@ -17,7 +17,10 @@ class Moment(NamedTuple):
 
 
 def moments(trace: Trace) -> list[Moment]:
-    """Return the marked moments of a trace, in order. Loader processes are left out, since the job itself ends them."""
+    """Return the moments that pictures mark, in order of time: kills of processes, and ends of restores after a resumption.
+
+    A killed loader gives no moment, since the job itself kills its loaders.
+    """
     processes = trace.processes()
     killed = processes[(processes["exit_status"] == -signal.SIGKILL) & (processes["role"].astype(str) != "loader")]
     found = [Moment(int(time_ns), KILLED) for time_ns in killed["exit_ns"].dropna().unique()]

@@ -166,7 +166,7 @@ class Recording:
         self._append(self._journal, memoryview(json.dumps({"kind": kind, **values}).encode() + b"\n"))
 
     def append_clock(self) -> None:
-        """Append a reading of both clocks to the journal."""
+        """Append a reading of CLOCK_MONOTONIC and CLOCK_REALTIME at the same moment to the journal."""
         self.append_journal("clock", msgspec.to_builtins(read_clocks()))
 
     def _append(self, descriptor: int, content: memoryview) -> None:

@@ -13,8 +13,9 @@ def verdict(
 ) -> str:
     """Return the verdict on two traces in words.
 
-    `overall` and `scores`, by dimension, are in [0, 1]. `floor` is the lowest overall score of two reruns, None without reruns.
-    `differences` are sentences, the weightiest first. If `test` is inconclusive, low scores alone still mean that traces differ.
+    `overall` and `scores`, by dimension, are in [0, 1]. `floor` is the lowest overall score between any two runs of the job; None
+    if there is only one run. `differences` are sentences, the weightiest first. If `test` is inconclusive, the verdict is
+    DIFFERENT only if `unlike_dimension` finds a score too low.
     """
     if test.result == ALIKE:
         return "indistinguishable from a rerun" if floor is not None and overall >= floor else ALIKE

@@ -285,10 +285,16 @@ def leads_and_tails_s(phases: pd.DataFrame, files: Sequence[SeenFile]) -> tuple[
 def unnumbered(each: Sequence[SeenCheckpoint], number: str) -> None:
     """Replace the numbers that count checkpoints in the names of all files by `number`, such as '{epoch}'.
 
-    Names that differ only in their numbers are compared, one position after another. The numbers at a position count checkpoints
-    if each checkpoint has a single number there and all these differ, or if no two checkpoints have one in common. Other numbers,
-    such as those of the parts of a checkpoint, remain. Renamed folders all get the most common name, since another name comes
-    from a second attempt to write the same checkpoint.
+    Names that differ only in their numbers form a group. Each position of a number in a group's names is judged by itself. Its
+    numbers count checkpoints in two cases, if the group has files of two or more checkpoints:
+
+    * each checkpoint has a single number there, and these numbers are not all equal, or
+    * no checkpoint has a number there that the next checkpoint also has.
+
+    Other numbers remain, such as those of the parts of a checkpoint. If files of one checkpoint get equal names, the later ones
+    get '.1', '.2' and so on after the last `number`.
+
+    All renamed folders get the most common of their names: a differing one is taken for a second attempt to write a checkpoint.
     """
     shapes: dict[tuple[str, ...], dict[int, list[tuple[SeenFile, list[str]]]]] = {}
     for index, point in enumerate(each):

@@ -53,7 +53,7 @@ class DataReads:
 
     @property
     def is_cold(self) -> bool:
-        """Return whether devices delivered most of the different bytes that training read."""
+        """Return whether devices, not the page cache, delivered most of the bytes that training read, each counted once."""
         return self.cold_share > _COLD
 
     @property

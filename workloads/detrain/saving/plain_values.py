@@ -52,7 +52,7 @@ def _changeable_inside(value: Any) -> Iterator[Any]:
 def encode(value: Any, unsaved: dict[str, str] | None = None, path: str = "") -> Any:
     """Return a plain value as JSON values. Tensors and arrays in nested dicts, lists and tuples remain as they are.
 
-    If `unsaved` is given, entries of dicts that cannot be saved are left out, and `unsaved` gets the path and type of each.
+    If `unsaved` is given, entries of dicts that cannot be saved are left out, and `unsaved` gets, by path, the reason.
     """
     if value is None or isinstance(value, bool | str):
         return value

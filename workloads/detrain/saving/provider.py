@@ -18,7 +18,11 @@ class Provider(Protocol):
         """Return whether an object is of this kind."""
 
     def save(self, value: Any, unsaved: dict[str, str]) -> Any:
-        """Return the object's state as nested tensors, arrays and plain values. `unsaved` gets path and type of omitted ones."""
+        """Return the object's state as nested tensors, arrays and plain values.
+
+        Entries of dicts that cannot be saved are left out. `unsaved` gets, by the entry's path in the state, the reason, which
+        names the type.
+        """
 
     def load(self, value: Any, saved: Any) -> None:
         """Restore an object's state. Raises IotwinError if the state does not fit, NotBuilt if the object needs a step first."""

@@ -56,7 +56,10 @@ def decode_factors(recording: TwinRecording, edits: Edits) -> dict[int, float]:
 
 
 def _training(batches: RecordedBatches) -> dict[int, tuple[list[int], int]]:
-    """Return, by rank, the loader of each batch of its longest training pass, and that pass's depth."""
+    """Return, by rank, the loaders and the `depth` (see RecordedPass) of the rank's training pass with the most batches.
+
+    The loaders are a list with one process for each batch.
+    """
     found: dict[int, tuple[list[int], int]] = {}
     for each, first, end in zip(batches.passes, *_bounds(batches), strict=True):
         if each.training and each.batches > len(found.get(each.process, ([], 0))[0]):

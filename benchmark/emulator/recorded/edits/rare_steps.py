@@ -85,12 +85,14 @@ class RareSteps(NamedTuple):
 
 
 class LastingHelpers:
-    """The helpers of the rank `process`: processes that read for it in several steps, such as loaders of evaluations.
+    """The recorded helpers of the rank `process`: processes that make calls on files for it in several of its steps.
 
-    An edited rank starts new helpers for each stretch in which the recorded ones made calls.
+    Loaders of evaluations are an example. In the edited run, the rank starts new helpers for each stretch with calls of helpers.
 
-    `kept`: mask of the rows that remain; `others`: ranks and loaders of passes, which are no helpers. A helper gets its work
-    through a pipe that the rank also uses.
+    A child of the rank is a helper if it uses a pipe that the rank also uses, and is not in `others`. `keep_those_within` then
+    drops helpers that worked in only one stretch.
+
+    `kept`: mask of the recorded rows that stay in the edited run; `others`: ranks and loaders of passes.
     """
 
     def __init__(self, recording: TwinRecording, process: int, kept: NDArray[np.bool_], others: set[int]) -> None:

@@ -9,7 +9,8 @@ from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass
 from iotwin.benchmark.emulator.recorded.edits.streams import DealtSample
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint
 
-_PROPORTIONAL = 0.5  # 1: the time of a recorded short batch was proportional to its samples; 0: it took as long as others
+# The time of a step follows its number of samples if the median of `_share_saved` is above this; otherwise it is constant.
+_PROPORTIONAL = 0.5
 
 
 class StepComputation:

@@ -246,10 +246,15 @@ class Feasible:
 
 
 def useful_states(graph: LayerGraph, options: CostOptions, limit_s: float) -> tuple[list[int], float]:
-    """Return (sets of layers, seconds). The sets include all cuts of every plan that takes at most `seconds`.
+    """Return (states, limit in seconds). A state is a set of layers, and a plan cuts the graph at states.
 
-    `limit_s` is the time of a known plan; it is lowered until few states remain, and then returned. Memory limits and exact
-    numbers of workers are ignored, so a valid plan may need other states. Raises TooManyStates if too many plans tie.
+    The result has every state at which a plan within the limit has a cut. A plan is within it if no stage and no link takes
+    longer. The first limit is `limit_s`, the time of a known plan. If more than _MOST_CUTS states remain, the limit is lowered.
+
+    The search ignores limits of memory and lets plans leave workers idle. So the limit may become less than the time of every
+    valid plan. Then the best valid plan may need a state that is missing here.
+
+    Raises TooManyStates if more than MOST_STATES states remain at the least limit that any plan keeps.
     """
     lattice = lattice_of(graph)
     low = float(lattice.seconds[-1]) / options.workers
