@@ -283,6 +283,14 @@ def test_a_well_formed_lie_is_refused_in_one_line(tmp_path, lie):
     assert f"{table}.parquet" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_some_columns_of_files_with_wrong_ids_are_refused_too(tmp_path):
+    path = write_job(tmp_path / "t", _SMALL)
+    assert Trace(path).table("files", ["kind", "path"]).column_names == ["kind", "path"]
+    _lie(path, *_LIES["duplicate files"])
+    with pytest.raises(IotwinError, match=r"files\.parquet.*file_id is not 0, 1, 2"):
+        Trace(path).table("files", ["path"])
+
+
 @pytest.mark.parametrize("content", [b'{"status": "\xff"}', b"[" * 100_000, b'{"kind": "iotwin data set"}', b'{"events": 1e99}'])
 def test_a_manifest_that_is_none_is_refused_in_one_line(tmp_path, content):
     path = write_job(tmp_path / "t", _SMALL)
