@@ -1,10 +1,9 @@
 """Finds work that a rank and its helpers do only after few of its steps, and decides when an edited rank does it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,8 @@ from iotwin.workload_yaml.recording import Op, TwinRecording
 _Ints = NDArray[np.int64]
 
 
-class RareSteps(NamedTuple):
+@dataclass(frozen=True)
+class RareSteps:
     """The rare steps: training steps, of all epochs, after which the rank does more than after other steps.
 
     `steps`: their indices in the run; `within`: their indices in their epochs; `epochs`: their epochs; `lengths`: number of steps
@@ -42,19 +42,16 @@ class RareSteps(NamedTuple):
         * The same steps of each epoch are rare.
         * Steps at the same shares of epochs are rare.
         """
-        every, late = self._interval()
+        every, late = self._interval
         every = asked or every
-        if every and (asked or not self._divide_epochs()):
+        if every and (asked or not self._divide_epochs):
             number, rest = divmod(step + 1 - late, every)
             return (number - 1) % len(self.steps) if rest == 0 and number > 0 else None
-        of_epochs = [
-            [at for at, own in zip(self.within, self.epochs, strict=True) if own == each] for each in sorted(set(self.epochs))
-        ]
-        if self._divide_epochs():
-            ends = [(part + 1) * length // (len(of_epochs[0]) + 1) - 1 for part in range(len(of_epochs[0]))]
-            return ends.index(index) if index in ends else None
-        if len(of_epochs) > 1 and all(each == of_epochs[0] for each in of_epochs):
-            return of_epochs[0].index(index) if index in of_epochs[0] else None
+        first, are_alike = self._first_epoch
+        if self._divide_epochs:
+            first = [(part + 1) * length // (len(first) + 1) - 1 for part in range(len(first))]
+        if self._divide_epochs or are_alike:
+            return first.index(index) if index in first else None
         own = epoch % len(self.lengths)
         found = [
             number
@@ -63,15 +60,23 @@ class RareSteps(NamedTuple):
         ]
         return found[0] if found else None
 
-    def _divide_epochs(self) -> bool:
-        """Return True if the rare steps and the ends of epochs together come at even intervals.
+    @cached_property
+    def _first_epoch(self) -> tuple[list[int], bool]:
+        """Return (indices of the rare steps within the first epoch that has some, True if those of all such epochs are equal)."""
+        of_epochs: dict[int, list[int]] = {}
+        for at, epoch in zip(self.within, self.epochs, strict=True):
+            of_epochs.setdefault(epoch, []).append(at)
+        first, *others = of_epochs.values()
+        return first, bool(others) and all(each == first for each in others)
 
-        An evaluation follows each epoch.
-        """
+    @cached_property
+    def _divide_epochs(self) -> bool:
+        """Return True if an evaluation follows each epoch, and rare steps and ends of epochs together come at even intervals."""
         ends = np.cumsum(self.lengths) - 1
         intervals = np.diff(np.sort(np.concatenate([[-1], self.steps, ends])))
-        return self.evaluated and np.ptp(intervals) <= 1
+        return self.evaluated and bool(np.ptp(intervals) <= 1)
 
+    @cached_property
     def _interval(self) -> tuple[int, int]:
         """Return (interval between rare steps in steps of the run, 0 if it is irregular; steps until the calls appear).
 
@@ -109,16 +114,20 @@ class LastingHelpers:
     def __contains__(self, process: int) -> bool:
         return process in self._calls_ns
 
-    def calls(self, stretch: Stretch) -> int:
-        """Return the number of calls on files that helpers made in a stretch."""
-        return sum(self._count(times, stretch) for times in self._calls_ns.values())
+    def calls(self, stretches: Sequence[Stretch]) -> _Ints:
+        """Return how many calls on files helpers made in each of the stretches, which are in order of time."""
+        found = np.zeros(len(stretches), np.int64)
+        for times in self._calls_ns.values():
+            places = _places(times, stretches)
+            found += np.bincount(places[places >= 0], minlength=len(stretches))
+        return found
 
     def keep_those_within(self, stretches: Sequence[Stretch]) -> bool:
         """Forget helpers that made calls on files in one of the stretches only, or outside of all; return whether any were."""
-        before = len(self._calls_ns)
+        before, in_order = len(self._calls_ns), sorted(stretches, key=lambda stretch: (stretch.begin_ns, stretch.end_ns))
         for helper, times in list(self._calls_ns.items()):
-            counts = [self._count(times, stretch) for stretch in stretches]
-            if sum(counts) < len(times) or np.count_nonzero(counts) < 2:
+            places = _places(times, in_order)
+            if (places < 0).any() or len(np.unique(places)) < 2:
                 del self._calls_ns[helper]
         return len(self._calls_ns) < before
 
@@ -126,7 +135,7 @@ class LastingHelpers:
         """Append the starts of new helpers that make the calls of the stretch. Return their processes."""
         found = []
         for helper, times in self._calls_ns.items():
-            if self._count(times, stretch):
+            if (_places(times, [stretch]) >= 0).any():
                 line = ProcessLine(builder, builder.new_process(rank.process))
                 [part] = self._rows[helper].cut(np.array([stretch.begin_ns, stretch.end_ns]))
                 line.play(part)
@@ -135,9 +144,13 @@ class LastingHelpers:
                 found.append(line.process)
         return found
 
-    @staticmethod
-    def _count(times: _Ints, stretch: Stretch) -> int:
-        return int(np.diff(np.searchsorted(times, [stretch.begin_ns, stretch.end_ns]))[0])
+
+def _places(times_ns: _Ints, stretches: Sequence[Stretch]) -> _Ints:
+    """Return, for each time, the index of the stretch that contains it; -1 if none does. Stretches are in order of time."""
+    bounds = np.array([(stretch.begin_ns, stretch.end_ns) for stretch in stretches], np.int64).reshape(-1, 2)
+    places = np.searchsorted(bounds[:, 0], times_ns, side="right") - 1
+    found: _Ints = np.where((places >= 0) & (times_ns < np.append(bounds[:, 1], 0)[places]), places, -1)
+    return found
 
 
 def find_rare_steps(
@@ -151,7 +164,7 @@ def find_rare_steps(
     epochs = [each.steps for each in passes if each.training]
     evaluated = all(not later for own, later in pairwise([*(each.training for each in passes), True]) if own)
     while True:
-        counts = [np.array([_calls(stretch) + helpers.calls(stretch) for stretch in steps], np.int64) for steps in epochs]
+        counts = [np.array([_calls(stretch) for stretch in steps], np.int64) + helpers.calls(steps) for steps in epochs]
         usual = float(np.median(np.concatenate(counts))) if counts else 0.0
         rare = [count > 2 * usual for count in counts]
         found = [steps[at] for steps, own in zip(epochs, rare, strict=True) for at in np.flatnonzero(own).tolist()]
