@@ -133,9 +133,10 @@ class VirtualClock:
     def end_dead(self) -> int:
         """End the threads of processes that have died. Return the number of such threads in the whole run."""
         slots = self._slots[: self._cells[_USED]]
-        alive = (slots[:, _STATE] > _ENDED) & (slots[:, _PROCESS] > 0)
-        dead = [process for process in np.unique(slots[alive, _PROCESS]).tolist() if _is_dead(process)]
-        for slot in np.flatnonzero(alive & np.isin(slots[:, _PROCESS], dead)).tolist():
+        state, process = slots[:, _STATE], slots[:, _PROCESS]
+        dead = [each for each in np.unique(process[(state > _ENDED) & (process > 0)]).tolist() if _is_dead(each)]
+        # A process may have ended its threads, and then itself, since the line before read the states. So they are read again.
+        for slot in np.flatnonzero((state > _ENDED) & np.isin(process, dead)).tolist():
             self._cells[_DEATHS] += 1
             self.end(slot)
         return self._cells[_DEATHS]

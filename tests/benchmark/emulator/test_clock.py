@@ -159,3 +159,16 @@ def test_a_killed_process_does_not_stop_the_clock() -> None:
     clock.sleep(0, 3600)
     assert clock.figures().jumps == 1
     os.waitpid(pid, 0)
+
+
+def test_a_process_that_ends_while_the_dead_are_searched_was_not_killed(monkeypatch):
+    clock = VirtualClock(2)
+    for slot in range(2):
+        clock.enter(slot)
+
+    def is_dead(process: int) -> bool:
+        clock.end(0)  # the process ends its first thread, and is killed in the second one
+        return True
+
+    monkeypatch.setattr("iotwin.benchmark.emulator.clock._is_dead", is_dead)
+    assert clock.end_dead() == 1 and clock.has_ended(0) and clock.has_ended(1)
