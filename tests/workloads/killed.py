@@ -15,7 +15,8 @@ from iotwin.common.ranks import claimed_ports
 from iotwin.workloads.state import keeper
 
 
-def _die_after(step):
+def die_after(step):
+    """Let this process be killed once it has consumed the samples of `step`."""
     consumed = keeper.Keeper.consumed
 
     def then_die(self, *arguments):
@@ -50,7 +51,7 @@ def _rank(main, arguments, environment, killed_at, printed):
     for number, path in enumerate(printed, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     if killed_at:
-        _die_after(killed_at)
+        die_after(killed_at)
     status = main(arguments)
     sys.stdout.flush()
     os._exit(status)
@@ -90,7 +91,7 @@ def result_of(context, main, arguments, tmp_path, output, ranks=1, killed_at=0):
     log = tmp_path / f"{output}.{len(list(tmp_path.iterdir()))}.log"
     arguments = [*map(str, arguments), "--output", str(tmp_path / output), "--index-log", str(log)]
     ended = end_of(context, main, arguments, tmp_path, ranks, killed_at)
-    assert [each.status for each in ended] == [-signal.SIGKILL if killed_at else 0] * ranks, [each.err for each in ended]
+    assert [each.status for each in ended] == [-signal.SIGKILL if killed_at else 0] * ranks, ended
     return None if killed_at else json.loads((tmp_path / output / "result.json").read_text()), lines_of(log)
 
 

@@ -265,6 +265,7 @@ def train(config: BertConfig) -> Result | None:
         with log.interval("run"), job.keeper:
             evaluation = job.run()
         run_s = time.perf_counter() - begin
+        ranks.leave()
     except tf.errors.OpError as error:
         raise IotwinError(_explain(error)) from None
     if ranks.rank:
@@ -290,8 +291,13 @@ def train(config: BertConfig) -> Result | None:
 
 def _explain(error: tf.errors.OpError) -> str:
     """Return TensorFlow's error in one line, with advice."""
-    line = error.message.strip().splitlines()[0]
+    lines = [line for line in error.message.strip().splitlines() if line and not line[0].isspace()]
+    if "Graph execution error:" in lines[:1]:  # where the operation was defined comes next, then what went wrong
+        lines = [line for line in lines[1:] if not line.startswith("Detected at node ")]
+    line = lines[0] if lines else type(error).__name__
     match error:
+        case tf.errors.UnavailableError() | tf.errors.AbortedError():
+            return f"another rank cannot be reached ({line}); read what the other ranks printed"
         case tf.errors.DataLossError():
             return f"a shard is damaged ({line}); generate the data set again"
         case tf.errors.ResourceExhaustedError():

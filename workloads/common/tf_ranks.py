@@ -5,8 +5,11 @@ import os
 from dataclasses import dataclass
 
 import tensorflow as tf
+from tensorflow.python.eager import context as eager
 
 from iotwin.common.ranks import HOSTS_OF_RANKS, from_environment, launched_by_torchrun
+
+_LONGEST_WAIT_MS = 24 * 3600 * 1000  # rank 0 may evaluate while the others wait
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,19 @@ class TensorflowRanks:
         given = tf.constant(values, tf.int64)
         gathered = self.strategy.run(lambda: tf.distribute.get_replica_context().all_gather(given, axis=0))
         return list(gathered.numpy().tolist())
+
+    def leave(self) -> None:
+        """Return once every rank has received what it waited for. Every rank must call this method, last of all.
+
+        A rank that ends sooner can take with it what another rank has yet to fetch from it: the other's operation then fails.
+        """
+        if self.world_size == 1:
+            return
+        try:
+            eager.context().wait_at_barrier("leave", _LONGEST_WAIT_MS)
+        except tf.errors.OpError:
+            if self.rank == 0:  # which keeps the barrier: it may end before its last answer arrives at the others
+                raise
 
 
 def join_ranks() -> TensorflowRanks:

@@ -1,7 +1,9 @@
 """BERT killed at a step and resumed: exactly where its pipeline is deterministic, else with other records, and it says so."""
 
 import importlib.util
+import os
 import shutil
+import signal
 
 import pytest
 
@@ -9,7 +11,7 @@ from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import BertLayout
 from iotwin.workloads.bert.__main__ import main
 from tests.workloads.bert.test_job import options
-from tests.workloads.killed import end_of, indices, result_of, same, tensorflow_server, until
+from tests.workloads.killed import die_after, end_of, indices, result_of, same, tensorflow_server, until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
@@ -110,6 +112,19 @@ def test_two_ranks_killed_and_resumed_end_as_if_nothing_had_been(data, whole_of_
     result, rest = run(data, directory, "out", ranks=2, resume="auto")
     same(whole_of_two, result, until(before, 2), rest)
     assert result["resumed_exactly"] is True
+
+
+def _rank_1_is_killed(arguments):
+    if os.environ["RANK"] == "1":
+        die_after(3)
+    return main(arguments)
+
+
+def test_a_rank_that_is_gone_is_said_by_the_others(data, tmp_path):
+    words = [*map(str, arguments(data, output=tmp_path / "out")), "--index-log", str(tmp_path / "log")]
+    ended = end_of(tensorflow_server(), _rank_1_is_killed, words, tmp_path, ranks=2)
+    assert [each.status for each in ended] == [1, -signal.SIGKILL], ended
+    assert ended[0].err.splitlines()[-1].startswith("bert: another rank cannot be reached (")
 
 
 def test_what_cannot_be_resumed_is_one_line(data, killed):
