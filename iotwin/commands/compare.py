@@ -30,7 +30,7 @@ class CompareCommand(Command):
             "--output",
             type=Path,
             metavar="DIR",
-            help="directory for the results: JSON and pictures, for folders of every pair",
+            help="directory for the results: JSON and pictures; of folders, those of every pair",
         )
 
         parser.add_argument("--latex", action="store_true", help="print the scores as a table for LaTeX")

@@ -39,10 +39,10 @@ class GenerateCommand(Command):
             "--recipe",
             metavar="CSV",
             type=Path,
-            help="a list of files (name, size_bytes), as of iotwin twin, in place of WORKLOAD",
+            help="a list of files (name, size_bytes), as iotwin twin writes it, in place of WORKLOAD",
         )
         parser.add_argument("--samples", metavar="N", type=int, help="exactly N samples for training")
-        parser.add_argument("--seed", metavar="N", type=int, default=0, help="same seed, same bytes (default 0)")
+        parser.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed gives the same bytes (default 0)")
         parser.add_argument("--workers", metavar="N", type=at_least(1), help="processes (default: one per CPU); changes no byte")
         parser.add_argument("--nodes", metavar="I/N", help="this is node I (from 0) of N that write DIR; not needed under mpirun")
         parser.add_argument("--scale", metavar="F", type=float, help="unet3d, checkfreq: multiply every side (default 1)")

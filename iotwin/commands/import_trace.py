@@ -17,7 +17,7 @@ class ImportCommand(Command):
         parser.add_argument("source", type=Path, metavar="SOURCE", help="file, or the artifact's directory")
         parser.add_argument("-o", "--output", type=Path, required=True, metavar="TRACE", help="trace to write")
         parser.add_argument(
-            "--format", metavar="NAME", help="artifact, strace, fio, darshan, dftracer or chrome (default: detected)"
+            "--format", metavar="NAME", help="artifact, strace, fio, darshan, dftracer, chakra or chrome (default: detected)"
         )
         parser.add_argument(
             "--timezone", metavar="ZONE", help="time zone of the machine that recorded an artifact directory (default UTC)"

@@ -15,10 +15,12 @@ class OverheadCommand(Command):
     epilog = "example: iotwin overhead --runs 9 -- python train.py --epochs 1"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--runs", type=at_least(1), default=7, metavar="N", help="runs with and runs without it (default 7)")
+        parser.add_argument(
+            "--runs", type=at_least(1), default=7, metavar="N", help="pairs of runs, traced and untraced (default 7)"
+        )
         parser.add_argument("--backend", default="auto", help="auto (default), libbpf, bcc, bpftrace, strace or preload")
         parser.add_argument(
-            "--detail", default="data,async", metavar="GROUPS", help="what to record, as of iotwin trace (default data,async)"
+            "--detail", default="data,async", metavar="GROUPS", help="what to record, as for iotwin trace (default data,async)"
         )
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")
 

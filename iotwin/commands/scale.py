@@ -21,7 +21,7 @@ class ScaleCommand(Command):
         parser.add_argument("workload", metavar="WORKLOAD", help="whose data set: " + ", ".join(WORKLOADS))
         parser.add_argument("source", metavar="SOURCE", type=Path, help="directory of the data set to grow; only read")
         parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="directory to write; made if missing")
-        parser.add_argument("--size", metavar="SIZE", required=True, help="as many whole copies as fit, for example 500GB")
+        parser.add_argument("--size", metavar="SIZE", required=True, help="largest size of the result, for example 500GB")
         parser.add_argument("--augment", action="store_true", help="change the copies, so that no two are equal")
         parser.add_argument(
             "--seed", metavar="N", type=int, default=0, help="seed of --augment: the same seed gives the same bytes (default 0)"

@@ -55,7 +55,7 @@ class TraceCommand(Command):
             "--phases",
             choices=("auto", "logged", "none"),
             default="logged",
-            help="auto: label the loops of a Python script that logs none; logged: those that the job logs (default); none",
+            help="logged: the phases that the job logs (default); auto: label the loops of a Python script that logs none; none",
         )
         parser.add_argument(
             "--live",
@@ -73,7 +73,7 @@ class TraceCommand(Command):
         parser.add_argument(
             "--until",
             metavar="CONDITION",
-            help="end the trace when 'stall>0.3 for 10s', at a signal (SIGUSR1) or the command's failure; the job goes on",
+            help="end the trace at 'stall>0.3 for 10s', 'signal' (SIGUSR1) or 'failure' of the command; the job continues",
         )
         parser.add_argument("--workload", metavar="NAME", help="label stored in the trace")
         parser.add_argument("--force", action="store_true", help="replace an earlier trace of that name")
@@ -258,19 +258,22 @@ def _add_targets(parser: ArgumentParser) -> None:
     targets.add_argument("--container", metavar="NAME", help="a running container, or one that COMMAND starts under this name")
     targets.add_argument("--pid", type=int, metavar="PID", help="record a running process and its descendants")
     targets.add_argument("--cgroup", metavar="PATH", help="record all processes of this cgroup (v2)")
-    targets.add_argument("--all", action="store_true", help="all processes of the machine; with COMMAND, until it ends")
+    targets.add_argument("--all", action="store_true", help="record all processes of the machine; with COMMAND, until it ends")
     targets.add_argument(
         "--attach", metavar="WHAT", help="record what runs already: give a pid, a container's name or id, or a cgroup's path"
     )
     targets.add_argument(
-        "--jobs", type=Path, metavar="FILE", help="several jobs at once, from a YAML file; TRACE is their directory"
+        "--jobs",
+        type=Path,
+        metavar="FILE",
+        help="trace the jobs of this YAML file at once; TRACE is the directory of their traces",
     )
     parser.add_argument(
         "--volume",
         action="append",
         default=[],
         metavar="FROM:TO[:ro]",
-        help="with --image: a directory for the container; repeatable",
+        help="with --image: mount this directory in the container; repeatable",
     )
     parser.add_argument("--gpus", metavar="WHICH", help="with --image: all, or the ids of GPUs for the container, as 0,1")
     parser.add_argument(

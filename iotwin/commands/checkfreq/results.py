@@ -13,7 +13,7 @@ class CheckFreqResultsCommand(Command):
     epilog = "example: iotwin checkfreq results results/checkfreq-smoke"
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
-        parser.add_argument("directory", type=Path, metavar="DIR", help="what iotwin run wrote")
+        parser.add_argument("directory", type=Path, metavar="DIR", help="directory that iotwin run wrote")
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.checkfreq_results import summarise

@@ -32,7 +32,9 @@ class DetrainCourtCommand(Command):
             metavar="ARGS",
             help="arguments that resume the script, with {checkpoint} for its newest checkpoint (default: its option for that)",
         )
-        parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of kill points and generators (default 0)")
+        parser.add_argument(
+            "--seed", type=at_least(0), default=0, metavar="N", help="seed of kill points and random generators (default 0)"
+        )
         parser.add_argument(
             "--ranks", type=at_least(1), default=1, metavar="N", help="start the script as N ranks, as torchrun does (default 1)"
         )

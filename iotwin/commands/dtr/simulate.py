@@ -48,7 +48,7 @@ class DtrSimulateCommand(Command):
             "--output",
             choices=["rematerialize", "preallocate"],
             default="rematerialize",
-            help="what holds for what is alive at the end",
+            help="tensors in use at the end: have them in memory (default), or only sum their bytes",
         )
         parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="seed of random choices (default 0)")
         parser.add_argument("--trials", type=at_least(1), default=10, metavar="N", help="runs of a random heuristic (default 10)")

@@ -29,7 +29,9 @@ class DtrStaticCommand(Command):
             metavar="NAME,..",
             help="ilp, lp-bound, lp-round, chen-sqrt, chen-greedy (and -linear), griewank, checkpoint-all, -last, dtr:NAME, all",
         )
-        parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds for a program (default 60)")
+        parser.add_argument(
+            "--time-limit", type=float, default=60.0, metavar="S", help="seconds for each linear program (default 60)"
+        )
         parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="seed of random rounding (default 0)")
         parser.add_argument("--write-graph", type=Path, metavar="FILE", help="write the planned graph as JSON")
         parser.add_argument("--schedule", type=Path, metavar="FILE", help="write the last plan's instructions as JSON")

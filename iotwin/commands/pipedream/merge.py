@@ -14,7 +14,10 @@ class PipeDreamMergeCommand(Command):
 
     def prepare_parser(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "checkpoint", type=Path, metavar="CHECKPOINT", help="checkpoint, or a store of them, of which the newest is taken"
+            "checkpoint",
+            type=Path,
+            metavar="CHECKPOINT",
+            help="checkpoint, or a store of checkpoints, of which the newest is read",
         )
         parser.add_argument(
             "-o", "--output", type=Path, required=True, metavar="FULL.pt", help="file for the state dict of the whole model"

@@ -27,7 +27,11 @@ class PipeDreamProfileCommand(Command):
             "--minibatches", type=at_least(1), default=100, metavar="N", help="minibatches to measure (default: 100)"
         )
         parser.add_argument(
-            "--warm-up", type=at_least(0), default=10, metavar="N", help="minibatches before, which do not count (default: 10)"
+            "--warm-up",
+            type=at_least(0),
+            default=10,
+            metavar="N",
+            help="minibatches before them, which are not measured (default: 10)",
         )
         parser.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads of a layer (default: all CPUs)")
         parser.add_argument(
