@@ -29,7 +29,9 @@ class PipeDreamBleuCommand(Command):
         parser.add_argument("--beam-size", type=at_least(1), default=5, metavar="N", help="translations kept (default: 5)")
         parser.add_argument("--max-seq-len", type=at_least(1), default=80, metavar="N", help="most words (default: 80)")
         for name, default in (("--len-norm-const", 5.0), ("--len-norm-factor", 0.6), ("--cov-penalty-factor", 0.1)):
-            parser.add_argument(name, type=float, default=default, metavar="X", help=f"parameter of the score (default: {default:g})")
+            parser.add_argument(
+                name, type=float, default=default, metavar="X", help=f"parameter of the score (default: {default:g})"
+            )
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.workloads.pipedream.runtime.beam_search import Beam
