@@ -192,7 +192,9 @@ class SetTables:
         text = "" if where is None else str(where)
         read = [name for name in schema.EVENTS.names if name in (*wanted, "start_ns") or name in text]
         begin_ns, end_ns = self._times(parts)
-        rows = max(batch_rows // len(self.hosts), _LEAST_BATCH)
+        share = batch_rows // len(self.hosts)
+        # Small tables cost much CPU time for each row. So up to four batches of rows may wait if there are many hosts.
+        rows = max(share, min(4 * share, batch_rows // 16), _LEAST_BATCH)
         for table in _in_order([host.events(read, begin_ns, end_ns, rows) for host in self.hosts]):
             chosen = table if where is None else table.filter(where)
             yield from chosen.select(wanted).combine_chunks().to_batches(max_chunksize=batch_rows)
