@@ -85,7 +85,7 @@ def shuffled_lines(block: bytes, stream: np.random.SFC64, path: Path) -> Bytes:
 
 
 def moved_words(block: bytes, stream: np.random.SFC64) -> Bytes:
-    """Return the lines of text in `block` after random changes of their words, except of the last word of every line.
+    """Return the text lines in `block` with random words moved, deleted and inserted. The last word of a line never changes.
 
     A tenth of the words are swapped with the next word, a tenth deleted, and a tenth inserted from other lines.
     """

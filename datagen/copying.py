@@ -12,7 +12,7 @@ from iotwin.common.foreign_files import open_foreign
 from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_open_piece
 
 _FICLONE = 0x40049409  # linux/fs.h
-_CHUNK_BYTES = 64 << 20  # size of a copy between two calls of `written`
+_CHUNK_BYTES = 64 << 20  # bytes copied between two calls of `written`
 
 
 @lru_cache(maxsize=1 << 16)
@@ -64,7 +64,7 @@ def _copy(reader: int, writer: int, size_bytes: int, written: Callable[[int], No
         except OSError:
             if copy is _between_file_systems:
                 raise
-            copy = _between_file_systems  # if the disk is full, this function raises OSError, too
+            copy = _between_file_systems  # a full disk makes the next copy fail as well, which ends the loop
             continue
         if not count:
             return

@@ -2,7 +2,7 @@
 
 Node i of n writes the units whose index is i modulo n, and lists them in a journal in the directory. The nodes communicate only
 through the directory. Node 0 prepares it, reads all journals, publishes the files that several nodes wrote, and writes the
-manifest. The other nodes wait for a killed node until it is started again by the same command.
+manifest. If a node is killed, the others wait until the user starts that node again by the same command.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Run units of work on a pool of workers, which report the bytes that they write.
 
-The first worker is a thread of the caller, which already writes while the other workers, which are processes, start. Each worker
-has a separate pipe to the caller. If the caller dies, even by SIGKILL, a worker process reads the end of its pipe and exits.
+The first worker is a thread of the calling process; the others are child processes. The thread writes while the processes start.
+Each worker has a separate pipe to the caller. If the caller dies, even by SIGKILL, the pipes close and the processes exit.
 """
 
 import multiprocessing
@@ -18,9 +18,10 @@ from iotwin.common.processes.children import safe_path
 from iotwin.common.signals import interrupts_held
 from iotwin.datagen.files import Piece
 
-_REPORT_EVERY_BYTES = 1 << 20  # bytes between two reports, by which a worker also notices that the main process is dead
+_REPORT_EVERY_BYTES = 1 << 20  # bytes between two reports; a report also fails if the main process is dead, which ends the worker
 
-# Writes the unit with the index given first. The second argument is called with the number of bytes of every write.
+# Function that writes a unit of work and returns its pieces. Arguments: the unit's index, and a function that the writer calls
+# with the number of bytes of every write.
 UnitWriter = Callable[[int, Callable[[int], None]], list[Piece]]
 
 
@@ -89,7 +90,7 @@ def _dispatch(
 
 
 def _work_alone(writer: UnitWriter, pipe: Connection) -> None:
-    """Run a worker process, which ignores Ctrl-C, as its parent handles that."""
+    """Run a worker in a child process. It ignores Ctrl-C, since the parent process then ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _work(writer, pipe)
 

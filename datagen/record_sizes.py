@@ -27,7 +27,7 @@ def record_sizes(sizes: SizeDistribution, files: int, seed: int) -> NDArray[np.i
     """Return the record size in bytes, at least 1, of every file, shape (files,).
 
     Sampling is stratified: the distribution is divided into as many equally probable parts as there are files, and each file
-    draws from a different part, in random order. So mean and deviation are far closer to the distribution's than if independent.
+    draws from a different part, in random order. With independent draws, the mean and the deviation would be far less exact.
     """
     if not sizes.stdev_bytes and not sizes.histogram:
         return np.full(files, sizes.mean_bytes, np.int64)

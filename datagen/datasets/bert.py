@@ -116,7 +116,7 @@ def _payload(kind: str, values: NDArray[np.generic]) -> RecordColumns:
 
 
 def _message(tag: int, body: list[RecordColumns]) -> list[RecordColumns]:
-    """Return the length-delimited protobuf field with the key byte `tag` and the content `body`, less than 2**16 bytes."""
+    """Return a length-delimited protobuf field: the byte `tag`, a length, and `body`, which has less than 2**16 bytes."""
     lengths = np.sum([part.lengths for part in body], axis=0)
     return [_constant(bytes([tag]), len(lengths)), _varints(lengths[:, None]), *body]
 
@@ -145,7 +145,7 @@ def records_stream(stream: np.random.SFC64, records: int) -> Bytes:
 def write_shard(
     layout: BertLayout, samples: int, seed: int, directory: Path, unit: int, written: Callable[[int], None]
 ) -> list[Piece]:
-    """Write the shard with the index `unit`, or the evaluation file, under a temporary name, and return its piece."""
+    """Write the file of unit `unit` under a temporary name, and return its piece. The last unit is the evaluation file."""
     stream = bulk_stream(seed, unit, NOISE)
     left = int(layout.shard_samples(samples)[unit])
     with PieceWriter(directory, layout.unit_name(samples, unit), written) as file:

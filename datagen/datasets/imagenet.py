@@ -16,7 +16,7 @@ from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, random_words
 
 _FIELDS = 4
-_UP = 0x40  # bit of a byte below 0x80, a coefficient of the largest size, that makes a block's mean rise
+_UP = 0x40  # bytes below 0x80 are the largest coefficients; this bit makes one raise its block's mean
 
 
 def fields(seed: int, number: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What a format's writer needs of a file to write: its name, its records' shape, and their content in blocks of bounded size."""
+"""A file that a format's writer is to write: its name, the shape of its records, and their content in blocks of bounded size."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from iotwin.datagen.content import Content, as_numbers
 from iotwin.datagen.files import PieceWriter
 from iotwin.datagen.layouts import FormatLayout
 
-# Blocks are not much larger, since malloc maps large arrays anew each time, which causes page faults.
+# Size of a block. For much larger arrays, malloc maps new memory each time, and every new page causes a page fault.
 BLOCK_BYTES = 1 << 19
 
 
