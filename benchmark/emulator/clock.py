@@ -116,7 +116,7 @@ class VirtualClock:
             self._slots[slot : slot + count, _PROCESS] = 0
 
     def enter(self, slot: int) -> None:
-        """Note that the slot's thread belongs to this process, so that the thread ends if the process dies."""
+        """Record that the slot's thread belongs to this process. If the process dies, `end_dead` then ends the thread."""
         self._slots[slot, _PROCESS] = os.getpid()
 
     def end(self, slot: int) -> None:
@@ -194,7 +194,7 @@ class VirtualClock:
             self._run(slot)
 
     def _wait_for_post(self, slot: int, longest_ns: int) -> None:
-        """Wait until another thread wakes the slot's, for at most `longest_ns`. After a whole tick, look for dead threads."""
+        """Wait until another thread wakes the slot's thread, for at most `longest_ns`. After a whole tick, find dead threads."""
         if not _wait_until(self._semaphore(slot), time.monotonic_ns() + longest_ns) and longest_ns == _TICK_NS:
             self.end_dead()
 

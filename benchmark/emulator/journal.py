@@ -65,7 +65,7 @@ class StepLog:
         return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
 
     def take(self) -> bytes:
-        """Return the content of `rows` and forget it."""
+        """Return the bytes of the array that `rows` returns, and remove these steps from the log."""
         rows, self._rows = self._rows.tobytes(), array("q")
         return rows
 
@@ -137,7 +137,7 @@ class RankTotals:
     host: RankHost = field(default_factory=RankHost.here)
 
     def note_start(self) -> None:
-        """Set the start of the run to now. What the clock has skipped before, as during initialisation, is no part of it."""
+        """Set the start of the run to now. Time that the clock skipped earlier does not count."""
         self.start_s, self.skipped_before_s = waits.wall_s(), waits.skipped_s()
         self.cpu_before_s = Usage.so_far().cpu_s
 

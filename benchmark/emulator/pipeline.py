@@ -121,7 +121,7 @@ class _PipelineRank:
         self._order = order(plan, self._stage.stage, self._replica, self._minibatches)
         backward = [minibatch for kind, minibatch in self._order if kind == "B"]
         updates = [plan.update_of(self._stage.stage, minibatch) + 1 for minibatch in backward]
-        # The updates of an epoch that are done after the backward pass of a minibatch, if an update follows it.
+        # For each minibatch whose backward pass completes an update: how many updates of the epoch are then done.
         self._updates = {
             own: done for own, done, later in zip(backward, updates, [*updates[1:], -1], strict=True) if done != later
         }
@@ -147,7 +147,7 @@ class _PipelineRank:
                 self._evaluation_loader = open_things.enter_context(own)
         saving = _checkpoint_config(config, plan)
         self._writes = any(file.rank == rank.index for file in saving.twin.checkpoint.files)
-        # All ranks, as those that write wait for all others before a folder gets its final name.
+        # Also on ranks that write nothing: a rank that writes waits for all others before it renames a checkpoint folder.
         self._checkpoints = open_checkpoints(saving, rank) if config.workflow.checkpoint else None
 
     def train(self, epoch: int) -> None:
@@ -275,7 +275,7 @@ class _PipelineRank:
         return now_ns
 
     def save(self, epoch: int) -> None:
-        """Write this rank's files of the checkpoint, if it has any."""
+        """Write the checkpoint files that this rank has to write after `epoch`, if any."""
         if self._checkpoints is None:
             return
         with self._journal.interval(None, epoch, "save_ckpt" if self._writes else None) as amounts:

@@ -39,10 +39,11 @@ class Rank:
     """One of `count` ranks. Their indices ascend node by node, so that neighbours are on one node.
 
     `exchange(flags, due_ns)` waits for all ranks, and until the latest `due_ns` of any. A rank's `due_ns` (CLOCK_MONOTONIC) is
-    when its step would end without delays by the emulator itself. Returns (the flags that any rank set, the latest `due_ns`, how
-    many ns that is after this rank's).
+    when its step would end without delays by the emulator itself. Returns (the flags that any rank set, the latest `due_ns`, ns
+    from this rank's `due_ns` to the latest).
 
-    `send(rows)` sends finished steps to the process that collects the results; None if that takes them with the rank's result.
+    `send(rows)` sends finished steps to the process that collects the results. If `send` is None, they are part of the rank's
+    result instead.
 
     `arrive()` is for background threads. It announces this rank. The returned function returns True once all ranks have arrived.
     """

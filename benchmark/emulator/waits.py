@@ -18,8 +18,8 @@ from typing import Any
 from iotwin.benchmark.emulator.clock import CHANGED, VirtualClock
 from iotwin.common.numbers.sleeper import LONGEST_DELAY_NS, Sleeper
 
-_STEP_OF_RANK_NS = 2_000_000  # for a wake-up, which takes 0.1 ms of CPU with 256 ranks, and several times that under load
-_POLL_S = 1e-3  # between two checks of a condition that nothing announces in real time
+_STEP_OF_RANK_NS = 2_000_000  # time for a rank's wake-up, which takes 0.1 ms of CPU with 256 ranks, and more under load
+_POLL_S = 1e-3  # seconds between two checks of a condition, if time is real and no thread announces the change
 _clock: VirtualClock | None = None
 _thread = threading.local()  # `slot`: this thread's; missing if the clock does not know the thread, such as one of a plug-in
 
@@ -140,7 +140,7 @@ def wait_on_clock(ready: Callable[[], bool], gives_up: Callable[[], bool] = lamb
 
 
 def changed() -> None:
-    """Announce on a virtual clock that a condition may have become true for which a thread waits."""
+    """On a virtual clock, wake the threads that wait for any condition, so that they check whether it is true now."""
     if _clock is not None:
         with _clock.locked():
             _clock.wake(CHANGED)
@@ -203,19 +203,22 @@ class Tokens:
 
 
 class EventCounter:
-    """A counter of the kernel (eventfd), by which processes wait for one another. `single`: each take takes 1, not all."""
+    """A counter of the kernel (eventfd), by which processes wait for one another.
+
+    If `single` is True, a read subtracts 1 from the counter. If it is False, a read resets the counter to 0.
+    """
 
     def __init__(self, single: bool) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | (os.EFD_SEMAPHORE if single else 0))
         self._tokens = Tokens()
 
     def give(self, count: int = 1) -> None:
-        """Add `count`."""
+        """Add `count` to the counter, and wake the processes that wait for it."""
         self._tokens.give(count)
         os.eventfd_write(self._descriptor, count)
 
     def take(self, count: int = 1) -> None:
-        """Wait until `count` were added, and take them. Only one process takes more than 1."""
+        """Wait until `count` were added to the counter, and subtract them. Only one process may wait for more than 1."""
         self._tokens.take(count)
         while count > 0:
             count -= os.eventfd_read(self._descriptor)

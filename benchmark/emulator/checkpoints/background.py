@@ -28,9 +28,9 @@ class Written(NamedTuple):
 
 
 class Background(Future[list[Written]]):
-    """The files of a checkpoint that a separate thread writes by `work`.
+    """A future of the files of a checkpoint. A separate thread calls `work`, which writes the files.
 
-    The thread sleeps `emulated_s` in place of computation by the job, so these seconds count as processor time.
+    `work` sleeps for `emulated_s` seconds where the job would compute, so `took` counts them as processor time.
     """
 
     def __init__(self, work: Callable[[], list[Written]], emulated_s: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class Background(Future[list[Written]]):
 
 
 class EmulatedSnapshot:
-    """Takes the snapshots of a rank. Each takes `seconds`; if this is None, the time of copying the snapshot's bytes."""
+    """Takes the snapshots of a rank. Each lasts `seconds` or, if that is None, as long as copying the snapshot's bytes."""
 
     def __init__(self, seconds: Duration | None, seed: int, rank: int) -> None:
         self._rank = rank

@@ -34,7 +34,10 @@ def _below(name: str, suffix: str) -> str:
 
 
 def commit(directory: Path, folder: str, sync: bool) -> None:
-    """Rename `folder`, whose files are all written, to its final name. `sync`: also sync the name. Raises OSError on failure."""
+    """Rename `folder`, whose files are all written, to its final name. Raises OSError on failure.
+
+    If `sync` is set, the names of its files and its new name survive a loss of power.
+    """
     with folder_of(directory, folder) as (parent, last):
         if sync:
             fsync_directory(directory / f"{folder}{_UNFINISHED}")

@@ -135,7 +135,7 @@ def _zip_writes(stem: str, tensors: tuple[int, ...]) -> Runs:
 def _legacy_writes(tensors: tuple[int, ...]) -> Runs:
     """Return the writes of ``torch.save(state, path, _use_new_zipfile_serialization=False)``."""
     start = (_LEGACY_START_BYTES, _LEGACY_BYTES + _LEGACY_BYTES_EACH * len(tensors), _LEGACY_KEY_BYTES * len(tensors))
-    each = (size for tensor in tensors for size in (_LENGTH_BYTES, tensor))  # these do not pass the buffer
+    each = (size for tensor in tensors for size in (_LENGTH_BYTES, tensor))  # each is a separate write, without a buffer
     return _runs([*_through_python(start), *each])
 
 

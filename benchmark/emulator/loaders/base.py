@@ -33,9 +33,10 @@ class Fetched(NamedTuple):
     ready_ns: int = 0  # when the rank had the batch, so that its wait for data ended; 0: unknown
 
     def read_on_demand(self, asked_ns: int) -> Self:
-        """Return this batch of a process that asked for it at `asked_ns` and read it itself.
+        """Return this batch with `ready_ns` set, for a process that requested it at `asked_ns` and then read it itself.
 
-        Only the time of reads and preprocessing counts as waiting. The rest is the emulator's work, and shortens the next sleep.
+        Only the time of reads and preprocessing counts as waiting. The rest is the emulator's own work. It shortens the next
+        sleep.
         """
         return self._replace(ready_ns=asked_ns + self.read_ns + self.preprocess_ns)
 

@@ -30,7 +30,7 @@ _EXIT_PATIENCE_S = 5.0
 
 
 class _Worker:
-    """One forked process and the two pipes to it. It gives one of `arrivals` for each batch."""
+    """A forked process and the two pipes to it. The process adds a token to `arrivals` for each batch that it returns."""
 
     def __init__(self, index: int, fetcher: Fetcher, arrivals: waits.Tokens) -> None:
         inbox, self.tasks = _fork.Pipe(duplex=False)
@@ -45,7 +45,7 @@ class _Worker:
 
     def send(self, task: tuple[int, int, Batch] | None) -> None:
         """Send (epoch, index of the batch, batch), or None to end the worker. Raises BrokenPipeError if it has ended."""
-        self._requests.give()  # before the message, since a large one takes a reader
+        self._requests.give()  # before the message: sending a large message blocks until the worker reads it
         self.tasks.send(task)
 
     def finish(self) -> None:

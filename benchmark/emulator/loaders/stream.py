@@ -93,7 +93,7 @@ class StreamLoader(Loader):
                 yield fetched
         finally:
             stop.set()
-            made.room.give()  # the thread may wait for it
+            made.room.give()  # the thread may wait for room in the queue
             thread.join(_EXIT_PATIENCE_S)
 
     def _make(self, epoch: int, sizes: Iterator[int], made: _Made, stop: waits.Flag) -> None:
@@ -190,7 +190,7 @@ class _RecordStream:
         return self._epoch if self._plan.fresh_each_epoch else 0
 
     def _paths(self) -> Iterator[str]:
-        """Yield the rank's files in the order in which they are read now: one in R files for R ranks, or all if fewer exist."""
+        """Yield the rank's files in the order of the present pass: every R-th file for R ranks, or all of fewer than R files."""
         plan, count = self._plan, len(self._files)
         if plan.shuffle_files:
             # If an epoch reads the files several times, each time has another order.

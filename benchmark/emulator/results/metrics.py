@@ -103,8 +103,8 @@ def _document(estimate: Estimate | None, factor: float) -> dict[str, float | Non
 def checkpoint_metrics(kind: str, files: Sequence[Sequence[Written]]) -> dict[str, Any]:
     """Return DLIO's metrics of saving (or loading) checkpoints by the files of every rank. `kind` is "save" or "load".
 
-    The duration of a checkpoint is the duration on its slowest rank. A rank's rate covers all its files. The smallest rate over
-    ranks, which MLPerf Storage's rules require, and the mean rate's interval are not DLIO's.
+    The duration of a checkpoint is the duration on its slowest rank. A rank's rate covers all its files. Two metrics are not
+    DLIO's: the smallest rate over ranks, which MLPerf Storage's rules require, and the confidence interval of the mean rate.
     """
     by_checkpoint: dict[tuple[int, str, int], dict[int, tuple[int, int]]] = {}
     for rank, written in enumerate(files):

@@ -17,15 +17,15 @@ from iotwin.workload_yaml import OutputMetric
 
 StepColumns = dict[str, NDArray[Any]]  # the columns COLUMNS and `rank`, each of shape (steps,)
 
-_MEMORY_BYTES = _BATCH_BYTES = 8 << 20  # of steps that are not in a temporary file; of a batch, without its last rank
+_MEMORY_BYTES = _BATCH_BYTES = 8 << 20  # most bytes of steps in memory; most of a batch, its last rank not counted
 _STEP_BYTES = 8 * len(COLUMNS)
 _BLOCK = ("rank", "epoch", "block")
 _SUMMED = ("compute_ns", "step_ns", "samples", "bytes_read")
-_ORDER = ("rank", *COLUMNS[1:])  # of the columns in metrics.parquet, after the phase
+_ORDER = ("rank", *COLUMNS[1:])  # the columns of metrics.parquet after `phase`, in order
 
 
 class StepTable:
-    """Collects the steps of all ranks, in a temporary file in `folder` once they are many. Reading yields them rank by rank."""
+    """Collects the steps of all ranks. More than 8 MiB of steps are stored in a temporary file in `folder`."""
 
     def __init__(self, logs: Sequence[StepLog] = (), folder: str | None = None) -> None:
         self._file = SpooledTemporaryFile(_MEMORY_BYTES, dir=folder)  # noqa: SIM115 - open until the object ends
@@ -50,11 +50,14 @@ class StepTable:
         return self._read(np.flatnonzero(ranks == rank))
 
     def batches(self, phase: str | None = None) -> Iterator[StepColumns]:
-        """Yield the steps, only those of `phase` if it is given: all steps of some consecutive ranks at a time, at least once."""
+        """Yield the steps in batches, at least one. If `phase` is given, yield only the steps of this phase.
+
+        A batch has all steps of one or more consecutive ranks.
+        """
         ranks, sizes = self._index()
         order = np.argsort(ranks, kind="stable")
         begins = np.cumsum(sizes[order]) - sizes[order]
-        batch = begins[np.searchsorted(ranks[order], ranks[order])] // _BATCH_BYTES  # of the first part of the same rank
+        batch = begins[np.searchsorted(ranks[order], ranks[order])] // _BATCH_BYTES  # a rank's first part decides
         for parts in np.split(order, np.flatnonzero(np.diff(batch)) + 1):
             columns = self._read(parts)
             yield columns if phase is None else where(columns, phase=PHASES.index(phase))
@@ -142,7 +145,7 @@ def _by_block(columns: StepColumns) -> StepColumns:
 
 
 def _blocks(columns: StepColumns) -> tuple[Ints, Ints]:
-    """Return the order of steps by block, and where each block begins in it."""
+    """Return (indices of the steps, sorted by block and step; position of each block's first step in this order)."""
     order = np.lexsort((columns["step"], *(columns[name] for name in reversed(_BLOCK))))
     keys = np.stack([columns[name][order] for name in _BLOCK])
     begins = np.ones(len(order), bool)

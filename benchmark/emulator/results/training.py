@@ -12,7 +12,7 @@ _PARTS = ("compute_ns", "data_wait_ns", "barrier_ns")
 
 
 class TrainedPass(NamedTuple):
-    """One rank's training for one epoch. The parts are those after the first step, in which loaders start; times are in ns."""
+    """One rank's training for one epoch, in ns. The parts leave out the first step, in which loaders start."""
 
     rank: int
     epoch: int  # counted from 1 for each rank

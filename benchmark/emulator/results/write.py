@@ -113,10 +113,10 @@ def summarize(config: Config, ranks: Sequence[Measured], table: StepTable) -> di
 
 
 def machine_document(ranks: Sequence[RankTotals], steps: int) -> dict[str, Any]:
-    """Return what the ranks took of their machines, as means over ranks. `steps`: number of steps of all ranks together.
+    """Return the memory and CPU time that a rank used, as means over `ranks`. `steps`: number of steps of all ranks together.
 
-    `memory_bytes`: share of memory at the end (PSS). `compensated_s`: how much shorter a rank slept, in place of time that the
-    emulator took itself.
+    `memory_bytes`: a rank's share of memory at its end (PSS). `compensated_s`: seconds by which a rank's sleeps were shortened,
+    to make up for the emulator's own work.
     """
     count, memory = len(ranks), [one.memory_bytes for one in ranks if one.memory_bytes]
     run_cpu_s = sum(one.run_cpu_s for one in ranks)
