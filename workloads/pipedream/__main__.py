@@ -11,7 +11,7 @@ from iotwin.workloads.pipedream.runtime.options import parse_config, prepare_par
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the rank of the command line `argv` (default: the process's own) and return the exit status."""
+    """Run the rank that the arguments `argv` specify (default: those of this process). Return the exit status."""
     description = "Train a model as one rank of a pipeline, with several versions of the weights instead of flushes."
     return run_program("pipedream", description, prepare_parser, partial(_run, sys.argv[1:] if argv is None else argv), argv)
 

@@ -55,7 +55,7 @@ def description(node: fx.Node, traced: fx.GraphModule) -> str:
 
 
 def is_item(node: fx.Node) -> bool:
-    """Return True if a call only takes the item at a constant index from the result of another call."""
+    """Return True if the call `node` only reads one item, at a constant index, of another call's result."""
     return node.target is operator.getitem and not _has_node(node.args[1])
 
 

@@ -15,7 +15,7 @@ from iotwin.workloads.policies.pipeline import PipelinePlan
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The model of a conversion. Its weights are those in the file `weights`, or new ones that depend on the seed."""
+    """The model of a conversion. Its weights come from the file `weights` or, if that is None, are random by `seed`."""
 
     plan: PipelinePlan
     arch: str

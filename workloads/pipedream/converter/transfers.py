@@ -16,7 +16,7 @@ from iotwin.common.errors import UsageError
 from iotwin.workloads.pipedream.converter.layers import value_of
 
 _SIZES = ("size", "dim", "numel")  # methods of a tensor that return numbers
-_SHAPES = ("shape", "ndim")  # attributes of a tensor that do
+_SHAPES = ("shape", "ndim")  # attributes of a tensor that are numbers
 
 
 class Lender(nn.Module):

@@ -14,9 +14,9 @@ def without_inputs(graph: LayerGraph) -> LayerGraph:
 
 
 def folded(graph: LayerGraph) -> LayerGraph:
-    """Return the graph without free nodes (see LayerNode.is_free) that depend only on free nodes, as in GNMT ``hidden`` does.
+    """Return the graph without the free nodes (see LayerNode.is_free) that depend only on free nodes, such as GNMT's ``hidden``.
 
-    A cut between these nodes makes no difference. After the search, they get the stage of the nodes that read them.
+    These nodes cost nothing, so the search need not place them. Afterwards they get the stage of the nodes that read them.
     """
     gone: set[int] = set()
     for number in graph.topological:

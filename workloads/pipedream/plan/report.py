@@ -342,7 +342,7 @@ def _given_levels(given: list[dict[str, Any]]) -> tuple[tuple[Split, ...], ...]:
 
 
 def with_stages_of(graph: LayerGraph, partition: LayerGraph) -> LayerGraph:
-    """Return `graph` with the stages in `partition`, which may lack nodes but have no others (else UsageError)."""
+    """Return `graph` with the stages of `partition`'s nodes. Raises UsageError if `partition` has a node that `graph` lacks."""
     stages = {node.id: node.stage for node in partition.nodes}
     unknown = next((name for name in stages if name not in graph.index), None)
     if unknown is not None:

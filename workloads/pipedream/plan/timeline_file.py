@@ -78,7 +78,7 @@ def _chrome(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: 
 def _write_trace(plan: PipelinePlan, timeline: Timeline, minibatches: int, schedule: str, path: Path) -> None:
     """Write a trace: a process per rank, a read per minibatch, and a checkpoint per stage.
 
-    Each pass is a GPU kernel, and also a part of a step, as ranks log them.
+    Each pass is recorded twice: as a GPU kernel, and as a part of a step.
     """
     from iotwin.trace_store import schema
     from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target

@@ -1,4 +1,4 @@
-"""Writes what the layers of a model computed in one minibatch to files, and measures its zeros and how well it compresses."""
+"""Writes the layers' outputs of one minibatch, and their gradients, to files; measures their zeros and how well they compress."""
 
 import zipfile
 from pathlib import Path
@@ -18,7 +18,7 @@ class ActivationFiles:
         make_folder(folder)
         self._folder, self._ids = folder, node_ids(traced)
         self._layers: dict[str, dict[str, Any]] = {}
-        # By kind, "output" and "gradient": bytes, bytes after compression, numbers, zeros.
+        # For outputs and for gradients: [bytes, bytes after compression, number of elements, number of zeros].
         self._totals = {"output": np.zeros(4), "gradient": np.zeros(4)}
 
     def write(self, node: fx.Node, outputs: dict[int, Tensor], gradients: dict[int, Tensor]) -> None:

@@ -37,7 +37,7 @@ class LayerTimes:
 
 @dataclass
 class _Computed:
-    """What a call has computed: its result, its detached inputs, each with its producer and index, and its parameters."""
+    """A computed call: its result, its detached inputs with the call and output index that each comes from, its parameters."""
 
     result: Any
     inputs: list[tuple[fx.Node, int, Tensor]]
@@ -152,7 +152,7 @@ class LayerTimer:
                 self._due[node].append((weight, gradient))
 
     def _update(self) -> None:
-        """Make the next version of all weights, as training does after a backward pass. The new version is not used."""
+        """Compute the next version of all weights to time it, as training does after a backward pass. Then drop it."""
         with torch.no_grad():
             for node, updated in self._due.items():
                 with self._timed(self.times[node].update_s):

@@ -51,7 +51,7 @@ class BandwidthOptions:
     backend: str = "gloo"
 
     def check(self) -> None:
-        """Raise UsageError if the backend cannot connect this many ranks here."""
+        """Raise UsageError if the backend cannot connect `ranks` ranks on this machine."""
         devices = torch.cuda.device_count()
         if self.backend == "nccl" and devices < self.ranks:
             raise UsageError(f"--backend nccl needs a GPU for each of {self.ranks} ranks, and there are {devices}; use gloo")

@@ -1,4 +1,4 @@
-"""Translates sentences, given as numbers of words, by a trained GNMT with a beam search.
+"""Translates sentences by a trained GNMT with a beam search. A sentence is a list of word ids.
 
 Translations are ranked by s = log P / lp + cp of Wu et al. 2016, equation 14. lp normalises the length, and cp rewards attention
 to every source word.
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-UNKNOWN, BEGIN, END = 1, 2, 3  # numbers of words, as in PipeDream's vocabularies; 0 pads
+UNKNOWN, BEGIN, END = 1, 2, 3  # word ids, as in PipeDream's vocabularies; id 0 is padding
 
 
 @dataclass(frozen=True)
 class Beam:
-    """How to search: the number of translations kept, the most words of one, and the constants of lp and cp."""
+    """Options of the search: number of translations in the beam, most words of a translation, constants of lp and cp."""
 
     size: int = 5
     most_words: int = 80
@@ -33,7 +33,10 @@ class Beam:
 
 
 class Translator:
-    """A model in evaluation mode, and its attention: a module whose method `shares` returns what each target word attends to."""
+    """Translates by `model`, which it sets to evaluation mode. `attention` is the model's attention module.
+
+    The method `attention.shares` returns how much each target word attends to each source word.
+    """
 
     def __init__(self, model: nn.Module, attention: nn.Module, beam: Beam) -> None:
         self._model, self._beam = model.eval(), beam
@@ -41,7 +44,10 @@ class Translator:
         attention.register_forward_pre_hook(lambda module, given: self._shares.append(module.shares(*given)))
 
     def translate(self, source: list[int]) -> list[int]:
-        """Return the best translation found, without BEGIN and END. If none ends within the most words, it is cut there."""
+        """Return the word ids of the best translation, without BEGIN and END. `source`: the word ids of the sentence.
+
+        If no translation ends within `beam.most_words` words, the best unfinished one is returned.
+        """
         beam, finished = self._beam, list[tuple[float, list[int]]]()
         live, log_probabilities = [[BEGIN]], torch.zeros(1)
         attention = torch.zeros(0, 1)
@@ -68,7 +74,10 @@ class Translator:
         return max(finished, key=lambda each: each[0])[1]
 
     def _next_words(self, source: list[int], targets: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Return the log probability of each next word after each target, and each target's attention to each source word."""
+        """Return (log probability of each next word, attention to each source word) for each of the partial `targets`.
+
+        The shapes are (targets, vocabulary) and (source words, targets).
+        """
         self._shares.clear()
         given = torch.tensor(source)[:, None].expand(-1, len(targets))
         with torch.no_grad():

@@ -22,7 +22,9 @@ _PIECE = "@@ "  # end of a piece of a word, if another piece of this word follow
 
 @dataclass(frozen=True)
 class Texts:
-    """The files of an evaluation: sentences, correct translations, and the model's words. Without words, lines hold numbers.
+    """The files of an evaluation: sentences, correct translations, and the model's words, one per line.
+
+    Without a file of words, the lines of sentences and translations hold word ids.
 
     `output` is a folder for the translations of each checkpoint; None if they are not saved.
     """

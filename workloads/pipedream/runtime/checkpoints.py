@@ -71,7 +71,9 @@ class StageState:
 
 
 class StageCheckpoints:
-    """The store of a pipeline's checkpoints, as the first replica (leader) of a stage uses it. A `with` block locks the store.
+    """Writes a stage's part of the pipeline's checkpoints to a store. Only the stage's first replica (leader) has this object.
+
+    A `with` block locks the store.
 
     `job` identifies the training: a checkpoint whose manifest has other values is refused.
     """

@@ -28,7 +28,7 @@ from iotwin.workloads.pipedream.plan.driver_file import CONTAINER_NAME, Driver, 
 from iotwin.workloads.pipedream.plan.plan_file import MODULES, read_converted
 from iotwin.workloads.policies.pipeline import PipelinePlan
 
-_GRACE_S = 2.0  # enough, since ranks have no handler of SIGTERM and end at once
+_GRACE_S = 2.0  # time to end after SIGTERM; ranks have no handler for it and end at once
 _SSH_LIMIT_S = 30.0
 _MOST_BYTES = 1 << 20
 MACHINEFILE = "machinefile"
@@ -45,7 +45,8 @@ def run_directory(driver: Driver, now: datetime) -> Path:
 def drive(driver: Driver, launch: Launch) -> dict[str, Any]:
     """Start all ranks, and wait until all have ended. Return what ``iotwin pipedream drive`` prints, as a JSON object.
 
-    If a rank fails or is killed, all others are ended. "reason" is then a line that names its stage and rank.
+    If a rank fails or is killed, this function ends all others. The result's "reason" then names the failed rank and its stage.
+    Raises UsageError if the driver file names a conf.json that does not exist.
     """
     found = commands(driver, launch)
     if driver.conf is None and "config_file" in driver.keys:

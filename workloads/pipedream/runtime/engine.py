@@ -145,10 +145,10 @@ class StageRank:
         return self.stage == len(self.training.model.stages) - 1
 
     def train(self, load: Load, minibatches: int) -> None:
-        """Train `minibatches` minibatches of the whole pipeline, of which this rank computes its share, and drain the pipeline.
+        """Compute this rank's share of the next `minibatches` minibatches of the pipeline, and drain the pipeline.
 
-        Only stage 0 calls `load`. Losses (last stage) and versions are in `losses` and `versions_used`, by minibatch. Minibatches
-        count from 0 in each call.
+        Only stage 0 calls `load`. This method adds to `versions_used` and, in the last stage, to `losses`. Their keys are
+        minibatches, which count from 0 in each call.
         """
         plan, base = self.training.plan, self.weights.newest
         own = range(self.replica, minibatches, plan.stages[self.stage].replicas)
@@ -171,17 +171,18 @@ class StageRank:
             done += 1
             if done == len(updates) or updates[done] != update:
                 self._update(update, sizes[update])
-        for update in range(updates[-1] + 1 if updates else 0, len(sizes)):  # updates of other replicas' minibatches only
+        # These updates have no minibatch of this rank, but it averages gradients with the other replicas.
+        for update in range(updates[-1] + 1 if updates else 0, len(sizes)):
             self._update(update, sizes[update])
         self._links.settle()
         self.trained += minibatches
 
     def _expect(self, kind: str, minibatch: int) -> None:
-        """Let the inputs of a pass arrive while this rank computes the pass before it."""
+        """Begin to receive the inputs of the next pass, so that they arrive while this rank computes the present pass."""
         if kind == "F":
             for edge, sender in self._to_me.values():
                 self._links.expect(self._peer(sender, minibatch), minibatch, edge)
-        elif minibatch in self._flying:  # else its forward pass comes first, which determines the gradients that will arrive
+        elif minibatch in self._flying:  # gradients can be expected only after the minibatch's forward pass
             for edge, name, to in self._from_me:
                 if name in self._flying[minibatch].differentiable:
                     self._links.expect(self._peer(to, minibatch), minibatch, edge, backward=True)
@@ -358,7 +359,7 @@ class StageRank:
         return self.training.plan.rank_of(stage, minibatch)
 
     def labels(self, minibatch: int, version: int | None = None, size_bytes: int | None = None) -> dict[str, int]:
-        """Return the metadata of a part. Minibatches count over all calls of `train`."""
+        """Return the metadata with which a part of a minibatch is logged. Here, minibatches count over all calls of `train`."""
         labels = {"stage": self.stage, "replica": self.replica, "minibatch": self.trained + minibatch}
         if size_bytes is not None:
             labels["size_bytes"] = size_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-_TOP = 5  # a guess counts for Prec@5 if the right class is among the first 5
+_TOP = 5  # a sample counts as right for Prec@5 if its class has one of the 5 highest scores
 
 
 @dataclass
@@ -35,7 +35,10 @@ class Meter:
 
 
 def precisions(output: Tensor, classes: Tensor) -> tuple[float, float] | None:
-    """Return the shares of right guesses in per cent, of the first guess and of the first 5. None if `output` is not [N, C]."""
+    """Return (Prec@1, Prec@5), the per cent of samples whose class has the highest score, or one of the 5 highest.
+
+    Returns None if `output` does not have the shape (samples, classes).
+    """
     if output.dim() != 2 or classes.shape != output.shape[:1] or classes.is_floating_point():
         return None
     right = output.topk(min(_TOP, output.shape[1]), dim=1).indices == classes[:, None]

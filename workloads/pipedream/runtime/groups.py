@@ -41,7 +41,7 @@ def stage_group(plan: PipelinePlan, rank: int) -> distributed.ProcessGroup | Non
 
 
 def stage_leader(plan: PipelinePlan, rank: int) -> StageLeader | None:
-    """Return the leader that `rank` is, None if it is not the first replica of its stage. All ranks must call this function."""
+    """Return the StageLeader of `rank`, None if `rank` is not the first replica of its stage. All ranks must call this."""
     leaders = [stage.ranks[0] for stage in plan.stages]
     group = _new_group(leaders) if len(leaders) > 1 else None
     return StageLeader(leaders.index(rank), len(leaders), group) if rank in leaders else None

@@ -10,13 +10,14 @@ _WARM_UP_EPOCHS = 5
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The learning rate of a stage. `base` is that of stage 0; `share` is the stage's replicas / those of stage 0.
+    """The learning rate of a stage. It begins with `base` times `share` and falls by `policy` over `epochs` epochs.
 
-    * step: a tenth after every 30 epochs
-    * polynomial: times (1 - epoch / epochs) squared
-    * exponential_decay: times 0.97 to the power epoch / epochs
+    * step: divided by 10 after every 30 epochs
+    * polynomial: multiplied by (1 - epoch / epochs) squared
+    * exponential_decay: multiplied by 0.97 to the power epoch / epochs
 
-    With `warm_up`, the rate rises linearly over the updates of the first 5 epochs instead.
+    `base` is the rate of stage 0. `share` is the stage's number of replicas divided by that of stage 0. With `warm_up`, the rate
+    rises linearly over the updates of the first 5 epochs, in which the policy does not apply.
     """
 
     base: float

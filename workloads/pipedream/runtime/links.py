@@ -24,10 +24,11 @@ _MOST_IN_FLIGHT = 1 << 12  # most minibatches in flight, after which tags are us
 
 
 class Links:
-    """The channels between this rank and all others. `edge` is the index of a (tensor, sending stage, receiving stage).
+    """The channels between this rank and all others. `edges` is the number of tensors that cross between two stages.
 
-    Sending returns at once. `settle` waits until all that was sent has been received. Raises IotwinError if the other rank ended.
-    `sent_bytes` and `received_bytes` count the contents of tensors.
+    The argument `edge` of methods is the index of such a (tensor, sending stage, receiving stage). `send` returns at once, and
+    `settle` waits until the receivers have all tensors. They and `receive` raise IotwinError if the other rank has ended.
+    `sent_bytes` and `received_bytes` count the contents of tensors, without headers.
     """
 
     def __init__(self, edges: int) -> None:
@@ -53,7 +54,7 @@ class Links:
                 self._sent.append((distributed.isend(content, rank, tag=tag + part), content, rank))
 
     def expect(self, rank: int, minibatch: int, edge: int, backward: bool = False) -> None:
-        """Let a thread receive a tensor from `rank`, which `receive` will return. Tensors arrive in the order of these calls."""
+        """Make a thread receive a tensor from `rank`, which `receive` then returns. The thread receives in order of the calls."""
         if self._asked is None:
             self._asked = SimpleQueue()
             threading.Thread(target=self._receive_expected, args=(self._asked,), name="receiver", daemon=True).start()
@@ -79,7 +80,7 @@ class Links:
         return tensor
 
     def settle(self) -> None:
-        """Wait until all that was sent has been received."""
+        """Wait until the receivers have all tensors that this rank has sent."""
         for work, _, rank in self._sent:
             if work is not None:
                 with _naming(rank):
@@ -103,7 +104,7 @@ def _received(rank: int, tag: int) -> Tensor:
 
 @contextmanager
 def _naming(rank: int) -> Iterator[None]:
-    """Within the block, raise IotwinError that names the other rank if the connection to it breaks."""
+    """If the connection to the other rank breaks within the block, raise an IotwinError that names this `rank`."""
     try:
         yield
     except RuntimeError as error:

@@ -139,9 +139,9 @@ def prepare_parser(parser: ArgumentParser) -> None:
 
 
 def parse_config(args: Namespace) -> tuple[PipeDreamConfig, PipelinePlan, list[int]]:
-    """Return (options, plan, stage of each module of the conf.json). Raises UsageError if a value is impossible or refused.
+    """Return (options, plan, stage of each part of the model). Raises UsageError if a value is impossible or refused.
 
-    The stages of modules are [0, 1, ...] if the plan is no conf.json.
+    A conf.json lists the stage of each part (module). For any other plan, each stage is one part: [0, 1, ...].
     """
     values = dict(vars(args))
     check_variant(args.variant, values.pop("sleep"), values.pop("variants"))

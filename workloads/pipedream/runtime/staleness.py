@@ -1,4 +1,4 @@
-"""Trains a model in one process as a pipeline would, by the formula of stale weights. `verify` compares the runtime with it.
+"""Trains a model in one process by the formula of stale weights, as a pipeline would. `verify` compares the pipeline with this.
 
 Minibatch m uses, in stage s, the weights after max(0, m // replicas(s) - warm-up(s)) updates (SOSP paper, section 3.3).
 """

@@ -43,7 +43,7 @@ from iotwin.workloads.state.nested_state import digest_of
 from iotwin.workloads.state.position import after, steps_done
 from iotwin.workloads.state.torch_state import as_tensor
 
-_PORT = "12345"  # the original's
+_PORT = "12345"  # default of PipeDream's training program
 
 
 def train(config: PipeDreamConfig, plan: PipelinePlan, modules: Sequence[int]) -> None:
@@ -51,7 +51,8 @@ def train(config: PipeDreamConfig, plan: PipelinePlan, modules: Sequence[int]) -
 
     `modules` is the stage of each of the equal parts that the model is divided into.
     """
-    # No Python handler: a rank that waits in C++ for another one would not run it. The next commit removes unfinished ones.
+    # SIGTERM must kill at once: a rank that waits for another in C++ would not run a handler in Python. If a checkpoint is then
+    # unfinished, the next commit to the store removes it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _set_environment(config, plan)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.num_ranks_in_server))
@@ -100,7 +101,7 @@ class PipelineJob:
         parts = Parts(config.variant in TIMED, rank=ranks.rank)
         self._samples = self._opened(ranks, parts)
         own = [self._samples.classes, self._samples.training, self._samples.validation] if self._samples else [0, 0, 0]
-        # Only stage 0 reads the data, so that the other ranks learn these numbers from its first rank.
+        # Only stage 0 reads the data. All ranks get these numbers by a sum, to which only the first rank of stage 0 contributes.
         classes, self._training, self._validation = (
             int(value) for value in ranks.sum(*(own if ranks.rank == plan.stages[0].ranks[0] else [0, 0, 0]))
         )
@@ -216,7 +217,7 @@ class PipelineJob:
         return self._rate.at(epoch, before + update, updates)
 
     def _own(self, minibatches: int) -> int:
-        """Return how many of the first `minibatches` of a run this rank computes."""
+        """Return how many of `minibatches` consecutive minibatches of the pipeline this rank computes."""
         return len(range(self._rank.replica, minibatches, self._stage.replicas))
 
     def _load(self, minibatches: int) -> Load:
@@ -254,7 +255,10 @@ class PipelineJob:
         self._evaluations.append({"epoch": epoch, "top1": top1, "top5": top5, "loss": loss})
 
     def _share_buffers(self) -> None:
-        """Copy the buffers, such as running means, of the first replica to all others. Checkpoints hold the first one's state."""
+        """Copy the buffers, such as running means, of the stage's first replica to the stage's other replicas.
+
+        Checkpoints hold the buffers of the first replica only.
+        """
         if self._rank.group is not None:
             for buffer in self._module.buffers():
                 distributed.broadcast(buffer, self._stage.ranks[0], group=self._rank.group)

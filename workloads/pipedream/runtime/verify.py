@@ -35,9 +35,10 @@ _REPLICA_TOLERANCE = 1e-6  # sums over replicas are in another order than in one
 
 
 class RankResult(msgspec.Struct):
-    """What one rank found: the largest difference of a weight of its stage, and versions by minibatch.
+    """What one rank found. `max_difference` is the largest difference of its stage's weights from the expected weights.
 
-    `expected_versions` has a list for each stage. If a weight is not a number, the difference is the largest float.
+    If a weight is not a number, `max_difference` is the largest float. `versions_used` has the version that this rank used, by
+    minibatch. `expected_versions` has a list for each stage, with the version that the formula requires for each minibatch.
     """
 
     max_difference: float
@@ -57,9 +58,9 @@ class Verification:
     recompute: bool = False
 
     def training(self) -> Training:
-        """Return the training of these options. Raises UsageError.
+        """Return the training that these options specify. Raises UsageError if the plan or the model is unusable.
 
-        Each stage gets the plan's layers or, if the plan is of another model, about the same number of layers.
+        Each stage gets the plan's layers. If the plan is of another model, all stages get about equally many layers.
         """
         plan = read_plan(Path(self.plan))
         plan = replace(plan, schedule=self.schedule or plan.schedule)

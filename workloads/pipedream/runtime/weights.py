@@ -1,4 +1,4 @@
-"""Versions of a stage's weights: a forward pass and its backward pass use the same one, while training already makes newer ones.
+"""Versions of a stage's weights. Both passes of a minibatch use the same version, while updates already make newer versions.
 
 A version is a set of leaf tensors. An update makes the next version out of place, or in place if no minibatch uses the newest
 version any more. A version is freed when the last minibatch that uses it has been computed, so that no weights are ever copied.
@@ -49,7 +49,7 @@ class WeightVersions:
         self.newest = 0
 
     def use(self, version: int) -> Weights:
-        """Return a version for a forward pass, and forget all older ones: later minibatches never use an older version."""
+        """Return the weights of `version` for a forward pass. Forget all older versions, since no later minibatch uses them."""
         for older in [number for number in self._versions if number < version]:
             del self._versions[older]
         return self._versions[version]
