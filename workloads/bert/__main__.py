@@ -9,7 +9,7 @@ from iotwin.workloads.common.program import Result, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job of the command line `argv` (default: the process's own) and return the exit status."""
+    """Run the training job that the arguments `argv` specify (default: those of this process). Return the exit status."""
     return run_program("bert", "Pretrain BERT on TFRecord shards.", prepare_parser, _run, argv)
 
 

@@ -292,7 +292,7 @@ def train(config: BertConfig) -> Result | None:
 def _explain(error: tf.errors.OpError) -> str:
     """Return TensorFlow's error in one line, with advice."""
     lines = [line for line in error.message.strip().splitlines() if line and not line[0].isspace()]
-    if "Graph execution error:" in lines[:1]:  # where the operation was defined comes next, then what went wrong
+    if "Graph execution error:" in lines[:1]:  # the next lines show where the operation was defined, the others the cause
         lines = [line for line in lines[1:] if not line.startswith("Detected at node ")]
     line = lines[0] if lines else type(error).__name__
     match error:

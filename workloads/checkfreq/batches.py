@@ -1,4 +1,4 @@
-"""Makes the batch sampler whose position a checkpoint can restore available under CheckFreq's name."""
+"""CFBatches, CheckFreq's name for ResumableBatches: a batch sampler whose position checkpoints save and restore."""
 
 from iotwin.workloads.state.batches import ResumableBatches as CFBatches
 

@@ -176,9 +176,10 @@ class TheirLayout:
             self._lock = None
 
     def commit(self, manifest: CheckpointManifest, tensors: Iterable[Tensor], values: State, waited: bool = False) -> None:
-        """Write the checkpoint of `values`, with its `tensors`, to one file: first under another name, synced, then renamed.
+        """Write `values` and `tensors` to one file, which has a temporary name until it is synced.
 
-        `waited`: training waited for it, which its name shows. Older checkpoints are removed if the store overwrites.
+        `waited`: True if training waits for the write; the file's name then ends in `_sync.chk`. If this layout overwrites, older
+        checkpoints are then removed. Raises IotwinError if the write fails.
         """
         before = self._numbered()
         number = before[0][0] + 1 if before else 0

@@ -319,7 +319,10 @@ class CFManager:
             remember(self.directory, end, start, self.world_size, self.rank, self.in_flight + 1)
 
     def get_latest_checkpoint(self, latest: bool = True, epoch: int = 0) -> str | None:
-        """Return the path of the newest valid checkpoint; if not `latest`, of the one at the end of `epoch`. None if missing."""
+        """Return the path of the newest valid checkpoint; None if there is none.
+
+        If `latest` is False, return the path of the checkpoint that was taken at the end of `epoch`.
+        """
         found = self._layout.latest(self._refused) if latest else self._layout.epoch_end(epoch)
         return str(found) if found else None
 

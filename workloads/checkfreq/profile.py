@@ -19,7 +19,7 @@ from iotwin.workloads.policies.adaptive_interval import CheckpointProfile, Inter
 from iotwin.workloads.state.snapshot_writer import PROCESS, THREAD, Persisted
 from iotwin.workloads.state.tracked_objects import State
 
-# calls of the iterator: number of first ones that are not measured; the one in which the interval is planned
+# The iterator's first WARM_UP calls are not measured. In its call DECIDED, the interval between checkpoints is planned.
 WARM_UP, DECIDED = 5, 100
 _CACHE_VERSION = 3
 

@@ -25,7 +25,7 @@ def run_program(
     run: Callable[[Namespace], Result | None],
     argv: Sequence[str] | None,
 ) -> int:
-    """Run the job of the command line `argv` (default: the process's own) and return the exit status.
+    """Run the training job that the arguments `argv` specify (None: those of this process). Return the exit status.
 
     `run` executes the job. On rank 0 it returns the job's result, which is printed as JSON on the last line; on other ranks None.
     """

@@ -21,9 +21,10 @@ def _tower(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
 
 
 class Dlrm(nn.Module):
-    """DLRM (Naumov et al., 2019). The interaction is the dot products of all pairs of the first tower's output and 26 embeddings.
+    """DLRM (Naumov et al., 2019): a first tower, embedding tables, the interaction of their outputs, and a second tower.
 
-    `rows` are the sizes of the embedding tables. The tables are distributed over `devices` in turn; all other layers are on the
+    The first tower and the 26 tables return a vector each. The interaction is the dot products of all pairs of these vectors.
+    `rows` has the number of rows of each table. The tables are distributed over `devices` in turn; all other layers are on the
     first device. Gradients of embeddings are sparse.
     """
 

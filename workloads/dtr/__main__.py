@@ -10,7 +10,7 @@ from iotwin.workloads.dtr.config import DtrConfig, parse_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job of the command line `argv` (default: the process's own) and return the exit status."""
+    """Run the training job that the arguments `argv` specify (default: those of this process). Return the exit status."""
     description = "Train a network within a memory budget, by evicting results of operations and computing them again."
     return run_program("dtr", description, _prepare_parser, _run, argv)
 

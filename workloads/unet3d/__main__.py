@@ -9,7 +9,7 @@ from iotwin.workloads.unet3d.config import parse_config, prepare_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job of the command line `argv` (default: the process's own) and return the exit status."""
+    """Run the training job that the arguments `argv` specify (default: those of this process). Return the exit status."""
     return run_program("unet3d", "Train a 3-D U-Net on KiTS19-shaped cases.", prepare_parser, _run, argv)
 
 

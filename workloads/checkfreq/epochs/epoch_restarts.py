@@ -160,8 +160,9 @@ class Epochs:
     def _pass_over(self, fetching: Iterator[Any], taken: int, state: State) -> None:
         """Read the first `taken` batches of the interrupted epoch from `fetching`, and drop them.
 
-        `state`: the epoch's state in the checkpoint. Before the last of these batches, the random generators get its states.
-        Raises IotwinError if the loader ends before that batch, or if its digest is not the one in `state`.
+        `state` is the epoch's state in the checkpoint. Before this method reads the last of these batches, it sets the random
+        generators to their states in `state`. Raises IotwinError if the loader delivers fewer batches, or if the last batch
+        does not have the digest in `state`.
         """
         note(f"the epoch begins again: {counted(taken, 'batch')} read again and dropped")
         missing = object()

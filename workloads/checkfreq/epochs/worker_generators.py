@@ -15,7 +15,7 @@ class WorkerGenerators:
         self._collate = collate
         self._states = torch.zeros(workers, len(global_states()), dtype=torch.uint8).share_memory_()
         self._wanted = self._states.clone().share_memory_()
-        # Per worker: after each of this many next batches, the worker sets its generators to `_wanted`.
+        # For each worker, how often it still sets its generators to `_wanted`: once after each of its next batches.
         self._left = torch.zeros(workers, dtype=torch.int64).share_memory_()
         self._drew = torch.zeros(1, dtype=torch.uint8).share_memory_()
         self._before: bytes | None = None
