@@ -7,7 +7,10 @@ _Value = TypeVar("_Value")
 
 
 def listed(text: str, option: str, convert: Callable[[str], _Value]) -> list[_Value]:
-    """Return the values of a comma-separated option, converted by `convert`. Raises UsageError if that raises ValueError."""
+    """Return the items of the comma-separated `text`, converted by `convert`. Raises UsageError if an item cannot be converted.
+
+    `option` is the option's name for the message.
+    """
     from iotwin.common.errors import UsageError
 
     values = []

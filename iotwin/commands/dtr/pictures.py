@@ -5,7 +5,7 @@ from typing import Any
 
 
 def check_picture(output: Path) -> None:
-    """Raise UsageError if no picture can be written to `output`, before anything is computed for it."""
+    """Raise UsageError if no picture can be written to `output`. Call this before the picture's data are computed."""
     from iotwin.common.files import check_output, check_type
     from iotwin.trace_visuals.style import PICTURE_TYPES
 

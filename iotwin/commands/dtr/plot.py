@@ -54,7 +54,7 @@ class DtrPlotCommand(Command):
 
 
 def _draw_directory(config: Path, data: Path, directory: Path) -> dict[str, Any]:
-    """Draw measured data as the original does, into `directory`, and return the document."""
+    """Draw the data that DTR's authors measured, as their program does, into `directory`. Return the JSON document."""
     from iotwin.commands.dtr.pictures import draw
     from iotwin.common.errors import UsageError
     from iotwin.common.files import make_folder

@@ -58,7 +58,7 @@ class DtrRunCommand(Command):
             raise UsageError("name the directory of the results, with -o DIR")
         from iotwin.workloads.dtr.live.device_memory import usable_device  # imports torch
 
-        usable_device(args.device)  # otherwise each run would refuse it
+        usable_device(args.device)  # checked here, since otherwise each run would fail
         document = run_experiment(experiment, args.output, machine, draw, args.resume, url)
         lost = document["webhook"] is not None and not document["webhook"]["success"]
         if lost:
