@@ -18,7 +18,7 @@ _MEANING_OF_GROUP = {
 
 @dataclass
 class Ledger:
-    """A backend's counts of the events that it saw, and of the events among them that it lost. It recorded all others."""
+    """Counts of a backend: the events that it saw, and how many of them it lost. The backend recorded the other seen events."""
 
     seen: int | None = None  # None if the backend counts only recorded events
     lost: dict[str, int] = field(default_factory=dict)  # number of lost events by cause
@@ -84,7 +84,7 @@ class Backend:
         return Ledger()
 
     def work_unrecorded(self, recording: Recording, work: Callable[[], None]) -> None:
-        """Move the last records to `recording`, and do `work` while calls are still traced, but no longer recorded.
+        """Move the last records to `recording`. Then call `work` while calls are still traced, but no longer recorded.
 
         Call this after the job has ended; only `stop` may follow. A backend that records all calls that it traces does nothing.
         """

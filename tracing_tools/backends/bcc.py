@@ -1,7 +1,7 @@
 """Capture by bcc: libbcc compiles syscalls.bcc.c on this machine, so neither clang nor libbpf need be installed.
 
-Without this, bcc would search for kernel headers, and use even the headers of another kernel. So this module writes small
-headers for bcc, and takes the offsets of fields from the kernel's BTF. Any Python can import Debian's module bcc, since that
+By itself, bcc searches for kernel headers, and uses even the headers of another kernel. Therefore this module writes small
+headers for bcc, and reads the offsets of fields from the kernel's BTF. Any Python can import Debian's module bcc, since that
 module needs only ctypes.
 """
 

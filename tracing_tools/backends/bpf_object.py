@@ -140,7 +140,10 @@ class BpfObject:
             self._links.append(link)
 
     def attach_uprobe(self, program: str, path: Path, offset: int, cookie: int, at_return: bool) -> None:
-        """Attach `program` to the function at `offset` in the file `path`, in all processes; the program can read `cookie`."""
+        """Attach `program` to the function at `offset` in the file `path`, in all processes. The program can read `cookie`.
+
+        `at_return`: run the program when the function returns, instead of when it begins. Raises IotwinError on failure.
+        """
         found = self._lib.bpf_object__find_program_by_name(self._object, program.encode())
         options = _UprobeOptions(ctypes.sizeof(_UprobeOptions), 0, cookie, at_return, None)
         link = self._lib.bpf_program__attach_uprobe_opts(found, -1, os.fsencode(path), offset, byref(options)) if found else None

@@ -1,4 +1,4 @@
-"""Find the offsets of fields in the running kernel's structures by the kernel's BTF. Header files may be another kernel's.
+"""Find the offsets of fields in the running kernel's structures by the kernel's BTF. Header files may belong to another kernel.
 
 Documentation/bpf/btf.rst of the Linux source describes the layout of BTF.
 """

@@ -1,8 +1,8 @@
 """Read lanes: one buffer of event records per CPU, which the eBPF programs fill and which this process maps into its memory.
 
 tracing_tools/probes/records.h defines the layout: struct lane and struct slot. Each lane has one writer, the eBPF program, and
-one reader, this process. So a head and a tail suffice; x86-64 does not reorder the stores. If a lane is full, the program writes
-the record to a ring buffer instead.
+one reader, this process. So a head and a tail suffice without a lock, since x86-64 does not reorder stores. If a lane is full,
+the program writes the record to a ring buffer instead.
 """
 
 import mmap

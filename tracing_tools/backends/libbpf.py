@@ -171,7 +171,7 @@ class LibbpfBackend(Backend):
         return self._ledger
 
     def work_unrecorded(self, recording: Recording, work: Callable[[], None]) -> None:
-        """Move the last records to `recording`, and do `work` while calls are still traced, but no longer recorded."""
+        """Move the last records to `recording`. Then call `work` while calls are still traced, but no longer recorded."""
         self._move_last(recording)
         self._is_complete = True
         work()

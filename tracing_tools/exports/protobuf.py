@@ -83,7 +83,10 @@ def text(number: int, value: str | bytes) -> bytes:
 
 
 def texts(number: int, values: list[str], present: NDArray[np.bool_] | None = None) -> Part:
-    """Return a Part with the field `number`: `values`, one text per row; absent where not `present`."""
+    """Return a Part with the field `number`: `values`, one text per row.
+
+    A row has the field only if `present` is None or True for the row.
+    """
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     lengths = np.array([len(value) for value in encoded], np.uint64)
     width = max(1, int(lengths.max(initial=0)))

@@ -10,7 +10,7 @@ _FLAGS = ("-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wno-unused-funct
 def object_name(program: str, folder: Path) -> str:
     """Return the file name of the compiled `program`, with a checksum of clang's options, the source and all headers in `folder`.
 
-    Modification times would not do instead: installed files have the time of their installation.
+    Modification times cannot replace the checksum, since installed files have the time of their installation.
     """
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for source in [folder / f"{program}.bpf.c", *sorted(folder.glob("*.h"))]:

@@ -14,7 +14,7 @@ _TIMES = struct.Struct("<dd")
 def costs_of_calls(
     admit: Callable[[int], bool], while_traced: Callable[[Callable[[], None]], None], stop: Callable[[], None]
 ) -> tuple[int, int] | tuple[None, None]:
-    """Return by how many ns tracing lengthens (a read; an open or a close, on average), or (None, None) if that is unknown.
+    """Return (ns that tracing adds to a read, ns that it adds to an open or close on average); (None, None) if unknown.
 
     `admit(pid)` starts to trace a process, and returns False if that is impossible. `while_traced(work)` runs `work` if calls can
     be traced without being recorded. `stop` ends the tracing, and is called in any case.

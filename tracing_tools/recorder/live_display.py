@@ -87,7 +87,8 @@ class LiveDisplay:
     def watch(self, directory: Path, folder: str) -> None:
         """Send descriptors of the files that exist in the trace `directory`. From then on, notes appear above the tables.
 
-        `folder`: the folder of the records within `directory`. If it changed, its files continue those of the folder before.
+        `folder`: the folder of the records within `directory`. If the last call had another `folder`, the files of this one
+        continue the files of that one.
         """
         if folder != self._folder:
             self._missing, self._folder = self._missing | {_EVENTS, _NAMES, _JOURNAL}, folder

@@ -72,10 +72,10 @@ class LiveTally:
         self._slots: list[int] = []  # ranks, in order of their first call
         self._row_of = np.zeros(0, np.int64)  # by slot * len(OPS) + op; -1 if there was no such call
         self._rank_of: dict[int, int] = {}
-        self._parents: dict[int, int] = {}  # of forked processes that have executed no program
-        self._mains: dict[int, int] = {}  # by pid of a rank: when it began to train
-        self._ended: dict[int, int] = {}  # by pid of an ended process: when it ended
-        # By rank: the seconds that ended processes trained whose pids other processes have now.
+        self._parents: dict[int, int] = {}  # parent by pid, for forked processes that have executed no program
+        self._mains: dict[int, int] = {}  # by pid of a rank: time in ns at which it began to train
+        self._ended: dict[int, int] = {}  # by pid of an ended process: time in ns of its end
+        # By rank: ns for which ended processes trained whose pids now belong to other processes.
         self._earlier_ns: dict[int, int] = {}
 
     def add_events(self, records: NDArray[np.void]) -> None:

@@ -102,7 +102,7 @@ class MetricsPage:
                 self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Print nothing: the terminal is the job's."""
+                """Print nothing, since the job uses the terminal."""
 
         server = ThreadingHTTPServer(listener.getsockname()[:2], Handler, bind_and_activate=False)
         server.socket.close()

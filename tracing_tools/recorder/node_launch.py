@@ -79,7 +79,7 @@ def _make_set(directory: Path) -> None:
 
 
 def _reason_against(trace: Path, task: NodeTask) -> str | None:
-    """Return why this task cannot write the trace: a tracer of the same launch has written it. None if it can."""
+    """Return why this task must not write `trace`: another tracer of the same launch began it. None if the task may write it."""
     try:
         found = read_manifest(trace)
     except IotwinError:

@@ -64,7 +64,7 @@ class TraceOptions:
     grace_ns: int | None = None  # time that the job may take to end after the first interrupt; None: any time
     live: bool = False  # show the live view instead of the job's output
     ignore_phases: bool = False  # leave out the phases in the job's log
-    ring_bytes: int | None = None  # keep only the newest records, of so many bytes together; None: keep all
+    ring_bytes: int | None = None  # keep only the newest records, at most this many bytes; None: keep all
     metrics: str | None = None  # publish metrics on this port, HOST:PORT or in this file
     until: Until | None = None  # end the trace when this happens; the target continues
     is_scratch: bool = False  # the caller removes the trace, so no line announces that it is finished
@@ -259,7 +259,7 @@ class _Session:
         manifest.exit_status, manifest.target = target.exit_status, target.describe()
         if "mmap" in self._options.detail and type(target) is CommandTarget and target.has_ended():
             manifest.notes.append(f"the kernel counted {faults} page faults of the job, those on memory without a file included")
-        display_cpu_ns = self._display.end() if self._display is not None else 0  # first: its page faults are not the job's
+        display_cpu_ns = self._display.end() if self._display is not None else 0  # after `faults`, which must not include its own
         manifest.cost.tracer_cpu_ns = time.process_time_ns() - cpu_before + display_cpu_ns
         if target.has_ended():
             target.has_shown_output(_SHOWN_S)

@@ -1,4 +1,4 @@
-"""Name the job's connected TCP sockets by their addresses, which pair both ends of a connection between two traced hosts."""
+"""Name the job's connected TCP sockets by their addresses. If both hosts are traced, the addresses match a connection's ends."""
 
 import ipaddress
 import os
@@ -46,7 +46,7 @@ class SocketAddresses:
 
 
 def _connections(folder: Path) -> Iterable[tuple[int, str, str]]:
-    """Yield the inode, own and peer's address of each connection in the files tcp and tcp6 of `folder`."""
+    """Yield (inode, own address, peer's address) of each connection that the files tcp and tcp6 in `folder` list."""
     for name in ("tcp", "tcp6"):
         try:
             lines = (folder / name).read_text().splitlines()[1:]

@@ -18,8 +18,8 @@ _OURS = "iotwin"  # prefix of the names of cgroups that iotwin creates
 class BlockCgroup:
     """The cgroup to which the kernel charges the job's block requests.
 
-    In cgroup v2, it is the job's own, with the id `job_cgroup_id`. If blkio is a v1 controller, it is one of the same path,
-    created if missing. `cgroup_id` is 0 if neither is possible.
+    With cgroup v2, it is the job's cgroup, whose id is `job_cgroup_id`. If blkio is a v1 controller, it is the v1 cgroup of the
+    same path, which this object creates if it is missing. `cgroup_id` is 0 if neither is possible.
     """
 
     def __init__(self, job_cgroup_id: int) -> None:

@@ -12,7 +12,7 @@ from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount
 from iotwin.tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
-_ROOT_INODE = 1  # of the real root of a hierarchy; the root that a cgroup namespace shows has another
+_ROOT_INODE = 1  # inode of a hierarchy's real root; the root that a cgroup namespace shows has another inode
 _PREFIX = "iotwin-"
 
 
@@ -25,7 +25,7 @@ def _reason_against() -> str | None:
     """Return why this process cannot create cgroups below its own one, None if it can."""
     if cgroup2_mount() is None:
         return NO_CGROUP2
-    if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:  # it hides the path of the own cgroup
+    if Path("/proc/self/ns/cgroup").stat().st_ino != _INITIAL_CGROUP_NAMESPACE:  # a namespace hides this process's cgroup
         return "this is a cgroup namespace (a container)"
     return None
 

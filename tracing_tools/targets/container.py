@@ -176,14 +176,14 @@ class ContainerTarget(RunningTarget):
         )
 
     def start(self, backend: Backend, logs: Path, raw: Path) -> None:
-        """Start to copy the container's output, from now on, to `logs`."""
+        """Start to copy to `logs` the output that the container prints from now on."""
         with in_one_line(f"container {self._container.name}"):
             self._watch = ContainerWatch(self._container.id, logs)
             self._watch.begin()
 
     def has_ended(self) -> bool:
         """Return True if the exit status is known, or if the container's cgroup is gone and no status arrives within a limit."""
-        may_report = self._watch is not None and self._watch.may_report_status()  # first, as the status may arrive meanwhile
+        may_report = self._watch is not None and self._watch.may_report_status()  # before the status, which may arrive in between
         if self._watch and self._watch.exit_status is not None:
             self._set_status(self._watch.exit_status)
         if self.exit_status is None and not self._cgroup.path.is_dir():

@@ -123,7 +123,7 @@ class _Member:
         return None
 
     def answer(self, reply: _Reply) -> None:
-        """Send the reply. A task that cannot receive it is taken for ended."""
+        """Send the reply. If the task cannot receive the reply, the task counts as ended."""
         try:
             if self.connection is not None:
                 self.connection.send(_encoded(reply))
@@ -327,7 +327,7 @@ class NodeTracer(Backend):
             return False
 
     def close(self) -> None:
-        """Close the connection: this task has ended."""
+        """Close the connection. By this, the tracer learns that this task has ended."""
         self._connection.close()
 
     def _ask(self, request: _Request) -> _Reply | None:

@@ -12,7 +12,7 @@ from iotwin.tracing_tools.targets.processes import running_processes
 class TraceTarget:
     """The processes to trace. Methods are called in the order start, attach, names, release, has_ended until True, close."""
 
-    is_ours: ClassVar[bool] = False  # True if iotwin starts the target, so that an interrupt ends not only the trace
+    is_ours: ClassVar[bool] = False  # True if iotwin starts the target, so that an interrupt ends the target, too
 
     def __init__(self, scope: Scope, root_pid: int | None = None, cgroup: Cgroup | None = None) -> None:
         """`cgroup`: the cgroup that contains the target's processes, None if the target is the process tree of `root_pid`."""
@@ -32,7 +32,7 @@ class TraceTarget:
         """Let the backend follow the target's processes."""
 
     def admit(self, pid: int) -> bool:
-        """Let the backend trace the process `pid`, which is none of the target's, too. Return False if that is impossible."""
+        """Let the backend also trace the process `pid`, which does not belong to the target. Return False if it cannot."""
         return False
 
     def names(self) -> bytes:
