@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from iotwin.benchmark.fit.fitted import Fitted as Twin
     from iotwin.common.errors import IotwinError
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from iotwin.workloads.dtr.live.session import Rematerialize
 
 __version__ = "0.1.0"
-__all__ = ["Advice", "Comparison", "IotwinError", "Table", "Trace", "Twin", "advise", "compare", "dtr", "fit", "open"]
+__all__ = [
+    "Advice", "Comparison", "IotwinError", "Table", "Trace", "Twin", "advise", "compare", "dtr", "dtr_budget", "fit", "open",
+]  # fmt: skip
 
 # The types by their public names. They are imported when they are first used, so that `import iotwin` takes no time.
 _TYPES = {
@@ -107,3 +109,13 @@ def dtr(
     return Rematerialize(
         budget, heuristic, device=device, sampling=sampling, ignore_small=ignore_small, seed=seed, offload=offload
     )
+
+
+def dtr_budget(train: Callable[[], object], limit_s: float = 20, **choice: Any) -> tuple[int, int]:
+    """Return (bytes below which no budget is possible, bytes that were enough) for a function that trains two steps anew.
+
+    It calls `train` within several budgets, for about `limit_s` seconds. `choice`: options of `dtr`, such as `device`.
+    """
+    from iotwin.workloads.dtr.live.session import Rematerialize
+
+    return Rematerialize.find_budget(train, limit_s=limit_s, **choice)

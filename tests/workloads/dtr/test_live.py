@@ -552,6 +552,38 @@ def test_refused_training_names_the_least_budget_of_a_whole_step() -> None:
     assert 2 * 150_000 < least <= train_plain(training)["peak_bytes"]
 
 
+@pytest.mark.parametrize("name", ["mlp", "lstm", "transformer"])
+def test_a_budget_that_is_found_is_enough_and_hardly_larger_than_one_that_is_refused(name: str) -> None:
+    """The heuristic does not depend on times, so that each try ends in the same way when it is repeated."""
+
+    def two_steps() -> None:
+        torch.manual_seed(0)
+        built = build(name, "tiny")
+        optimizer = torch.optim.SGD(built.module.parameters(), 0.01, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            built.loss(built.module, *built.make_inputs(4)).backward()
+            optimizer.step()
+
+    tried: dict[int, bool] = {}
+
+    class Noted(Rematerialize):
+        def __exit__(self, kind: Any, *error: Any) -> bool | None:
+            if self.account.budget_bytes is not None:
+                tried[self.account.budget_bytes] = kind is None
+            return super().__exit__(kind, *error)
+
+    impossible, enough = Noted.find_budget(two_steps, limit_s=600, heuristic="LargestStorage", device="cpu")
+    refused = max([impossible, *(budget for budget, passed in tried.items() if not passed)])
+    assert impossible <= refused <= enough <= 1.06 * refused
+    with Rematerialize(enough, "LargestStorage", device="cpu") as session:
+        two_steps()
+    assert session.account.over_budget == 0
+    with pytest.raises(BudgetError) as error, Rematerialize(round(0.99 * impossible), "LargestStorage", device="cpu"):
+        two_steps()
+    assert ["iotwin.dtr_budget" in note for note in error.value.__notes__] == [True]
+
+
 def test_refused_training_names_a_budget_that_is_enough() -> None:
     """The bytes below which no budget is possible are not enough for this heuristic; what is named is."""
     training = BudgetedTraining("transformer", batch=1, steps=2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import wraps
+from math import isqrt
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -19,6 +21,7 @@ from iotwin.common.errors import UsageError
 from iotwin.common.units import parse_size
 from iotwin.workloads.dtr.live.device_memory import usable_device
 from iotwin.workloads.dtr.live.evicted_reads import explained_reads
+from iotwin.workloads.dtr.live.memory import BudgetError
 from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.runtime import Runtime
 from iotwin.workloads.dtr.live.threads import shared_with_threads
@@ -92,10 +95,36 @@ class Rematerialize(ExitStack):
             sampling=sampling, ignore_small=ignore_small, seed=seed, offload=file,
         )  # fmt: skip
 
+    @classmethod
+    def find_budget(
+        cls, train: Callable[[], object], *, limit_s: float, at_least: int = 0, **choice: Any
+    ) -> tuple[int, int]:  # fmt: skip
+        """Return (bytes below which no budget is possible, bytes that were enough) for what `train` does.
+
+        Each try calls `train` within another budget, until `limit_s` seconds have passed or the answer is precise to 5 %. `train`
+        must begin anew at each call, and train two steps or more: the optimizer's state exists only after the first.
+        `at_least`: bytes that are known to be necessary. `choice`: options of this class, like `heuristic`.
+        """
+        with cls(None, device=choice.get("device")) as unlimited:
+            train()
+        until = perf_counter() + limit_s
+        least = low = max(at_least, unlimited.account.least_bytes)
+        enough = max(least, unlimited.account.peak_bytes)
+        while enough > low * (1 + _PRECISION) and perf_counter() < until:
+            budget = isqrt(low * enough)
+            try:
+                with cls(budget, **choice):
+                    train()
+                enough = budget
+            except BudgetError:
+                low = budget
+        return least, enough
+
     def __enter__(self) -> Self:
         if not _entered.acquire(blocking=False):
             raise UsageError("a memory budget is in force already; PyTorch's tensors can have only one at a time")
         self.callback(_entered.release)
+        self.push(_advise)
         self.enter_context(explained_reads(NOWHERE, 2 * NOWHERE))
         self.callback(self._runtime.end)
         self.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code would allocate memory outside of operations
@@ -186,4 +215,11 @@ def _pinning(runtime: Runtime, method: Any) -> Any:
     return pin_and_read
 
 
+def _advise(_kind: type[BaseException] | None, error: BaseException | None, _traceback: Any) -> None:
+    """Add to the error of a budget that is too small how to find one that is enough."""
+    if isinstance(error, BudgetError):
+        error.add_note("To find a budget that is enough, pass the training of two steps to iotwin.dtr_budget.")
+
+
 _NO_LIMIT = 1 << 62
+_PRECISION = 0.05  # the sufficient budget that is found exceeds one that is too small by at most this share

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from math import isqrt
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,7 +20,6 @@ from iotwin.workloads.models.built import Built
 
 _WARM_UP = 2  # first steps, which are not part of the slowdown
 _SEARCHED_S = 20  # seconds of search for a sufficient budget, after a budget was too small
-_PRECISION = 0.05  # the search ends if the sufficient budget exceeds one that is too small by at most this share
 
 
 @dataclass(frozen=True)
@@ -109,18 +107,10 @@ def _with_enough(error: BudgetError, training: BudgetedTraining, limit_s: float,
     """
     if limit_s:
         note(f"the budget is refused; looking for one that is enough, for at most {limit_s:.0f} s")
-    free, until = _without_limit(training), perf_counter() + limit_s
     # If training failed at an early operation, the operation that needs most memory has not run yet.
-    least = low = max(error.least_bytes, free.least_bytes)
-    enough = max(least, free.peak_bytes)
-    while enough > low * (1 + _PRECISION) and perf_counter() < until:
-        budget = isqrt(low * enough)
-        try:
-            with Rematerialize(budget, device=training.device, **choice):
-                _train(training, steps=2)
-            enough = budget
-        except BudgetError:
-            low = budget
+    least, enough = Rematerialize.find_budget(
+        lambda: _train(training, steps=2), limit_s=limit_s, at_least=error.least_bytes, device=training.device, **choice
+    )
     return BudgetError(error.reason, least, enough if limit_s else None)
 
 
