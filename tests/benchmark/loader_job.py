@@ -30,6 +30,7 @@ class LoaderJob:
     held_loaders: int | None = None  # loaders of an evaluation; None: as many as of training
     evaluate_every: int = 1  # epochs between two evaluations
     interrupt_every: int = 0  # also evaluate after each so many steps of the run, while loaders hold batches of the epoch
+    interrupts_at_ends: bool = False  # also if the epoch ends with such a step
     compute_ms: float = 20
     evenly: bool = False  # a short last batch takes as long as the others
     save_after: int = 0  # also write a checkpoint after each so many steps of the run
@@ -184,8 +185,8 @@ class LoaderJob:
             step += 1
             if not self.save_first and self.save_after and step % self.save_after == 0:
                 now = self._save(made, now, f"{self.root}/out/step_{step}.pt", 200_000)
-            if self.interrupt_every and step < _NEVER and step % self.interrupt_every == 0 and index < len(batches) - 1:
-                now = self._evaluate(made, now)
+            if self.interrupt_every and step < _NEVER and step % self.interrupt_every == 0:
+                now = self._evaluate(made, now) if index < len(batches) - 1 or self.interrupts_at_ends else now
         return now, step
 
     def _read_sample(self, made: Made, now: float, crew: "_Crew", loader: int, file: int) -> float:

@@ -1,7 +1,7 @@
 """The batches of a recording: which process read each one, when it was requested, delivered and taken, and in which pass."""
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -15,6 +15,7 @@ from iotwin.benchmark.fit.batches.repeated_regions import regions_of
 from iotwin.benchmark.fit.logged_phases import NEVER_NS, logged_end, logged_evaluations
 from iotwin.benchmark.fit.recorded.pass_boundaries import are_interruptions, are_training, begin_of_pass, pass_numbers
 from iotwin.benchmark.fit.recorded.process_tree import Tree
+from iotwin.benchmark.fit.recorded.step_evaluations import with_step_evaluations
 from iotwin.benchmark.fit.recorded.taken_times import depth_of, with_computation
 from iotwin.benchmark.fit.traced_job import Job
 from iotwin.trace_store import schema
@@ -64,18 +65,23 @@ def find_batches(job: Job, labelled: Labelled, tree: Tree, rows: pd.DataFrame) -
 
 def _passes(job: Job, found: pd.DataFrame, evaluations: pd.DataFrame, tree: Tree, rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the batches of each pass of each rank, with their times, `depth` and the `number` of the pass."""
-    passes: list[pd.DataFrame] = []
+    separate, joined = list[list[pd.DataFrame]](), list[list[pd.DataFrame]]()
     for process in sorted(found["process"].unique().tolist()):
         own = found[found["process"] == process].sort_values("requested_ns", kind="stable")
-        own = own[~are_interruptions(own, evaluations)]
+        interrupts = are_interruptions(own, evaluations)
+        own, interrupting = own[~interrupts], own[interrupts]
         of_process = rows[np.array(tree.process, np.int64)[rows["thread"]] == process]
         parts = [_in_turn(part) for _, part in own.groupby(pass_numbers(own, evaluations), sort=True)]
         begins = [*(begin_of_pass(tree, before, part) for before, part in pairwise(parts)), NEVER_NS]
         is_torch = "pid" in own and _are_of_torch(job, own)
+        timed = []
         for number, (part, begin_ns) in enumerate(zip(parts, begins, strict=True)):
             next_ns = min(begin_ns, logged_end(job, int(part["delivered_ns"].max())))
-            passes.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns, is_torch))
-    return passes
+            timed.append(with_computation(part.assign(number=number), of_process, tree.main(process), next_ns, is_torch))
+        separate.append(timed)
+        joined.append(timed if "key" in own else with_step_evaluations(timed, interrupting, tree))
+    are_alike = len(set(map(len, joined))) == 1  # the passes of ranks are dealt together
+    return list(chain.from_iterable(joined if are_alike else separate))
 
 
 def _passes_of_steps(steps: pd.DataFrame, tree: Tree) -> list[pd.DataFrame]:

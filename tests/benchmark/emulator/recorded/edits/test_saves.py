@@ -62,6 +62,18 @@ def test_evaluations_after_every_so_many_steps_stay_so(factor, evaluations, live
     assert sum(count for (name, _, _), count in reads(found).items() if "held" in name) == 16 * evaluations
 
 
+@pytest.mark.parametrize("held", [8, 60])  # the larger set has as many batches as an epoch
+@pytest.mark.parametrize("lives", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("factor", [1, 2, 0.5])
+def test_evaluations_at_ends_of_epochs_may_belong_to_steps(factor, persistent, lives, held):
+    """60 steps of the run, which evaluates after every 6: within epochs of 15, and at the ends of two of the four epochs."""
+    job = {"files": 60, "epochs": 4, "evaluated": held, "evaluate_every": 9, "interrupt_every": 6, "interrupts_at_ends": True}
+    job |= {"persistent": persistent, "held_lives": lives}
+    found, changed = edit(recorded(LoaderJob(**job)), Edits(batch=factor)), recorded(LoaderJob(**job, batch=round(4 * factor)))
+    assert reads(found) == reads(changed)
+
+
 def test_evaluations_that_divide_epochs_still_do():
     """Evaluations after each half of an epoch of 24 steps, or of 12 if the batch is doubled."""
     found = edit(recorded(LoaderJob(evaluated=8, interrupt_every=12, files=96)), Edits(batch=2))
