@@ -110,9 +110,14 @@ SECTIONS = [
         "Reading traces",
         "Traces of ten million calls and more are analysed in seconds and in bounded memory.",
         [
-            Claim("picture of ten million calls", "visuals", r"timeline PNG of 10 million events: s", "s"),
-            Claim("report of ten million calls", "visuals", r"report of 10 million events: s", "s"),
+            Claim("picture and report of ten million calls", "visuals", r"(timeline PNG|report) of 10 million events: s", "s"),
             Claim("comparison of ten million calls with ten million", "tracesim", r"compare 10 million.*", "s"),
+            Claim(
+                "a million files of 64 hosts, 100 million calls: peak at `--memory 1GiB`",
+                "cluster",
+                r".* 100,000,000 events on 1,000,000 files .*: peak MiB.*",
+                "MiB",
+            ),
             Claim("import of strace text: line-by-line time / ours", "visuals", r"import of .*preparation's.*"),
         ],
     ),
