@@ -1,7 +1,7 @@
 """Create and replace files and folders. Each appears under its name whole or not at all, and never through another user's link.
 
-Only this module, `common.beneath` and `common.removal` create, rename and remove files (tests/test_house.py). A file has a random
-name until it is whole, so nobody can plant a link under the name that iotwin opens for writing.
+Only this module, `common.paths_below` and `common.removal` create, rename and remove files (tests/test_house.py). A file has a
+random name until it is whole, so nobody can plant a link under the name that iotwin opens for writing.
 """
 
 import json
@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from iotwin.common.beneath import folder_of, make_folder_beneath, refuse_planted
 from iotwin.common.errors import IotwinError, UsageError, reason_of
+from iotwin.common.paths_below import folder_of, make_folder_beneath, refuse_planted
 from iotwin.common.removal import remove_entry
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

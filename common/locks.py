@@ -5,8 +5,8 @@ import os
 import threading
 from pathlib import Path
 
-from iotwin.common.beneath import open_beneath
 from iotwin.common.errors import IotwinError
+from iotwin.common.paths_below import open_beneath
 
 _Identity = tuple[int, int]  # device and inode
 _held: dict[int, _Identity] = {}  # lock files of this process, keyed by descriptor

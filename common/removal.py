@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from iotwin.common.beneath import folder_of
+from iotwin.common.paths_below import folder_of
 
 
 def remove_file(path: Path) -> None:

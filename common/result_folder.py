@@ -10,11 +10,11 @@ from typing import Self
 
 import msgspec
 
-from iotwin.common.beneath import stays_within
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, struct_json, write_whole
-from iotwin.common.foreign_files import read_foreign_struct
+from iotwin.common.paths_below import stays_within
 from iotwin.common.removal import remove_listed
+from iotwin.common.untrusted_files import read_foreign_struct
 
 LIST = ".iotwin.json"
 _MOST_BYTES = 1 << 20

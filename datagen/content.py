@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream
+from iotwin.datagen.random_numbers import CONTENT, NOISE, bulk_stream
 
 EXTENT_BYTES = 1 << 16  # size of the extents that `dedup` repeats
 _CHUNK_BYTES = 512  # each chunk begins with random bytes, the share `entropy`, and ends with zeros, so that every block has both

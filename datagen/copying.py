@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from iotwin.common.beneath import open_beneath
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import open_foreign
-from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_open_piece
+from iotwin.common.paths_below import open_beneath
+from iotwin.common.untrusted_files import open_foreign
+from iotwin.datagen.data_set_files import PARTIAL_SUFFIX, Piece, read_open_piece
 
 _FICLONE = 0x40049409  # linux/fs.h
 _CHUNK_BYTES = 64 << 20  # bytes copied between two calls of `written`

@@ -13,20 +13,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.common.beneath import open_beneath
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder
-from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.paths_below import open_beneath
 from iotwin.common.progress import note, progress
 from iotwin.common.removal import remove_empty, unlink_beneath
 from iotwin.common.units import format_size
+from iotwin.common.untrusted_files import decode_foreign
+from iotwin.datagen.data_set_files import PARTIAL_SUFFIX, Piece, Publisher
 from iotwin.datagen.datasets.bert import write_shard
 from iotwin.datagen.datasets.dlrm import write_day, write_unit
 from iotwin.datagen.datasets.imagenet import write_images
 from iotwin.datagen.datasets.recorded import write_file
 from iotwin.datagen.datasets.unet3d import write_case
-from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, Publisher
-from iotwin.datagen.formats.write import write_files
+from iotwin.datagen.formats.choose_writer import write_files
 from iotwin.datagen.layouts import (
     BertLayout,
     DlrmDaysLayout,

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from iotwin.common.beneath import open_beneath, read_beneath, rename_beneath, stays_within
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import struct_json
-from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.paths_below import open_beneath, read_beneath, rename_beneath, stays_within
 from iotwin.common.removal import remove_file, unlink_beneath
-from iotwin.datagen.files import Piece
+from iotwin.common.untrusted_files import decode_foreign
+from iotwin.datagen.data_set_files import Piece
 from iotwin.datagen.layouts import LARGEST_FILE_BYTES
 
 MANIFEST_NAME = "manifest.json"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.progress import note
 from iotwin.common.ranks import launched_by_mpi
-from iotwin.datagen.files import Piece, Publisher
+from iotwin.datagen.data_set_files import Piece, Publisher
 from iotwin.datagen.generate import Existing, Plan, check_space, finished_units, plan, prepare, publish_done, whole, write_units
 from iotwin.datagen.layouts import Layout
 from iotwin.datagen.manifest import (

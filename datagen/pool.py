@@ -16,7 +16,7 @@ from typing import cast
 from iotwin.common.errors import IotwinError
 from iotwin.common.processes.children import safe_path
 from iotwin.common.signals import interrupts_held
-from iotwin.datagen.files import Piece
+from iotwin.datagen.data_set_files import Piece
 
 _REPORT_EVERY_BYTES = 1 << 20  # bytes between two reports; a report also fails if the main process is dead, which ends the worker
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.datagen.randomness import SIZES, random_words, uniforms
+from iotwin.datagen.random_numbers import SIZES, random_words, uniforms
 
 _FIT_ROUNDS = 40
 _GRID = 1 << 14

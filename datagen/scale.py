@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import open_foreign
 from iotwin.common.units import format_size
+from iotwin.common.untrusted_files import open_foreign
 from iotwin.datagen.augment import changed_planes, line_blocks, moved_words, shuffled_lines, shuffled_rows, volume_change
 from iotwin.datagen.copying import copy_file
-from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.data_set_files import Piece, PieceWriter
 from iotwin.datagen.layouts import BertLayout, DlrmLayout, PlannedPiece, Unet3dLayout, npy_header
-from iotwin.datagen.randomness import AUGMENT, bulk_stream
+from iotwin.datagen.random_numbers import AUGMENT, bulk_stream
 
 _BLOCK_ROWS = 1 << 14
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from iotwin.common.beneath import size_beneath
 from iotwin.common.errors import IotwinError
+from iotwin.common.paths_below import size_beneath
 from iotwin.common.progress import progress
 from iotwin.common.units import counted
-from iotwin.datagen.files import Piece, read_piece_beneath
+from iotwin.datagen.data_set_files import Piece, read_piece_beneath
 from iotwin.datagen.manifest import GENERATOR, DataSetManifest, read_manifest
 from iotwin.datagen.pool import UnitWriter, run_units
 

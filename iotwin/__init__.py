@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from iotwin.benchmark.fit.fitted import Fitted as Twin
     from iotwin.common.errors import IotwinError
-    from iotwin.loops.answers.advise import Advice
+    from iotwin.loops.answers.tested_advice import Advice
     from iotwin.opened_trace import OpenedTrace as Trace
     from iotwin.opened_trace import TraceTable as Table
     from iotwin.tracesim.similarity import Similarity as Comparison
@@ -28,7 +28,7 @@ __all__ = [
 
 # The types by their public names. They are imported when they are first used, so that `import iotwin` takes no time.
 _TYPES = {
-    "Advice": ("iotwin.loops.answers.advise", "Advice"),
+    "Advice": ("iotwin.loops.answers.tested_advice", "Advice"),
     "Comparison": ("iotwin.tracesim.similarity", "Similarity"),
     "IotwinError": ("iotwin.common.errors", "IotwinError"),
     "Table": ("iotwin.opened_trace", "TraceTable"),
@@ -61,7 +61,7 @@ def compare(
     Raises IotwinError if a trace is damaged or has no call to compare.
     """
     from iotwin.opened_trace import reader_of
-    from iotwin.trace_store.workers import in_this_process
+    from iotwin.trace_store.parallel_fold import in_this_process
     from iotwin.tracesim import similarity
 
     # New processes would run the user's script again, unless the script guards its main part.
@@ -79,7 +79,7 @@ def advise(
     Each change is run `runs` times on the job's twin, unless `tested` is False. `reruns`: traces of the same job, which show its
     noise. Raises IotwinError if the job made no call on storage.
     """
-    from iotwin.loops.answers import advise as advising
+    from iotwin.loops.answers import tested_advice as advising
     from iotwin.opened_trace import reader_of
 
     return advising.advise(reader_of(trace), [reader_of(each) for each in reruns], runs, tested)

@@ -14,7 +14,7 @@ from typing import Any
 from iotwin import __version__
 from iotwin.command import Command, Group, Outcome, load
 from iotwin.common.errors import IotwinError, nearest, reason_of
-from iotwin.common.processes.memory import limit_memory
+from iotwin.common.processes.memory_limit import limit_memory
 from iotwin.common.progress import set_quiet
 from iotwin.common.ranks import await_turn_to_report, launched_by_mpi, run_as_one
 from iotwin.common.signals import interrupted_status

@@ -67,11 +67,11 @@ CROWDED = {
 
 
 # The one module that opens and decodes what somebody else may have made. The others read no such file; each with what it reads.
-READER = "common/foreign_files.py"
+READER = "common/untrusted_files.py"
 READERS_OF_OUR_OWN = {
     "workload_yaml/step_time_models.py": "a table of the package",
     "benchmark/emulator/readers/numpy_files.py": "samples, by the system calls that a job makes",
-    "benchmark/emulator/results/write.py": "/proc",
+    "benchmark/emulator/results/run_files.py": "/proc",
     "common/checkpoints.py": "the bounded reader of the checkpoint store",
     "common/commit.py": "the checkpoint store's message between ranks",
     "common/tensor_file.py": "the bounded reader of the checkpoint store",
@@ -87,7 +87,7 @@ READERS_OF_OUR_OWN = {
     "tracing_tools/targets/storage_limits.py": "cgroups",
     "tracing_tools/targets/cgroup_mounts.py": "/proc",
     "trace_store/importers/chrome.py": "events, whose numbers `is_possible` checks: some are unsigned",
-    "trace_store/logs/mllog.py": "lines, whose losses may be NaN; the numbers that count are checked one by one",
+    "trace_store/logs/job_log.py": "lines, whose losses may be NaN; the numbers that count are checked one by one",
     "trace_store/profiles.py": "events, as those of chrome.py",
     "workloads/checkfreq/epochs/generators.py": "a generator's state of 128 bits, from a checkpoint that has its checksum",
     "workloads/common/images.py": "samples, by the system calls that a job makes",
@@ -115,7 +115,7 @@ CONTROL_FILES = "the kernel's control files and folders, which hold no data"
 PLAYED_CALLS = "plays a job's own calls on files that it has listed as its own, relative to descriptors"
 MAY_WRITE = {
     "common.files": "creates and replaces",
-    "common.beneath": "creates and replaces by names that others chose",
+    "common.paths_below": "creates and replaces by names that others chose",
     "common.removal": "removes",
     "common.terminal": "opens /dev/null",
     "benchmark.emulator.checkpoints": PLAYED_CALLS,
@@ -126,7 +126,7 @@ MAY_WRITE = {
     "tracing_tools.targets.launched_container": CONTROL_FILES,
     "tracing_tools.targets.storage_limits": CONTROL_FILES,
     "tracing_tools.targets.output_keeper": CONTROL_FILES,
-    "tracing_tools.targets.processes": CONTROL_FILES,
+    "tracing_tools.targets.running_processes": CONTROL_FILES,
 }
 OF_OS = {
     "link", "makedirs", "mkdir", "mkfifo", "mknod", "remove", "removedirs", "rename", "renames", "replace", "rmdir", "symlink",
@@ -373,7 +373,7 @@ def test_calls_that_read_files_are_recognised(call, reads):
 
 
 def test_files_that_somebody_else_may_have_made_are_read_by_one_module():
-    """By `common.foreign_files`, which bounds what it reads and waits for nobody."""
+    """By `common.untrusted_files`, which bounds what it reads and waits for nobody."""
     found = {
         str(path.relative_to(ROOT))
         for path in modules().values()

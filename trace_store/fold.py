@@ -17,9 +17,9 @@ from pyarrow.compute import Expression
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
+from iotwin.trace_store.parallel_fold import Workers, in_this_process
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FILE_KINDS, GROUP_OF_OP, OP_GROUPS
-from iotwin.trace_store.workers import Workers, in_this_process
 
 Ints = NDArray[np.int64]
 

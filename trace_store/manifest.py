@@ -7,7 +7,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import struct_json, write_whole
-from iotwin.common.foreign_files import decode_foreign, read_foreign
+from iotwin.common.untrusted_files import decode_foreign, read_foreign
 from iotwin.trace_store.schema import SCHEMA_VERSION
 
 MANIFEST_NAME = "manifest.json"

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.common.units import counted
+from iotwin.common.untrusted_files import open_foreign_unpacked
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import realtime_to_monotonic
 from iotwin.trace_store.columns import plain_labels

@@ -10,12 +10,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow.compute import Expression
 
-from iotwin.common.processes.memory import memory_limit, rows_of_batch
+from iotwin.common.processes.memory_limit import memory_limit, rows_of_batch
 from iotwin.trace_store import schema
 from iotwin.trace_store.hosts.set_file import is_set
 from iotwin.trace_store.hosts.set_tables import SetTables, open_set
 from iotwin.trace_store.manifest import MANIFEST_NAME, SET_NAME, Manifest
-from iotwin.trace_store.trace_tables import SAMPLES, TraceTables
+from iotwin.trace_store.parquet_tables import SAMPLES, TraceTables
 
 _FILE_BYTES, _HOST_BYTES = 200, 3 << 20  # memory of a fold for each file, and for each host of a set
 EVENT_BYTES = 450  # most memory for each event in work that holds all events at once, such as a fit

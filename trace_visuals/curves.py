@@ -16,7 +16,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import check_output, check_type
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.trace_visuals.labels import plain
 from iotwin.trace_visuals.style import FIGURE_RC, PICTURE_TYPES, TRACE_COLOURS, save_figure
 

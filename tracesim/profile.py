@@ -13,8 +13,8 @@ from iotwin.common.errors import IotwinError
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.fold import Combined, EventDecoder, Events, TraceStretch, fold_all
+from iotwin.trace_store.parallel_fold import Workers
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers
 from iotwin.tracesim.block import BLOCK_OPS, block_bytes
 from iotwin.tracesim.busy_time import BUSY_BINS, ROWS, BusyTime
 from iotwin.tracesim.call_sums import CallSums

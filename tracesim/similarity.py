@@ -8,14 +8,14 @@ from typing import Any
 from iotwin.common.html_card import html_card
 from iotwin.common.progress import progress
 from iotwin.common.terminal import clean
+from iotwin.trace_store.parallel_fold import Workers, workers
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers, workers
+from iotwin.tracesim.difference_sentences import differences
 from iotwin.tracesim.dimensions import DEFINITIONS, Curve
 from iotwin.tracesim.interval import confidence_interval
 from iotwin.tracesim.latency import latency
 from iotwin.tracesim.profile import TraceProfile, has_phases, profiles_of, summarise
 from iotwin.tracesim.scores import overall_of, scores_of
-from iotwin.tracesim.sentences import differences
 from iotwin.tracesim.verdict.caveats import LEAST_FLOOR, caveats_of, caveats_of_floor
 from iotwin.tracesim.verdict.equivalence import Equivalence, equivalence
 from iotwin.tracesim.verdict.losses import MOST_LOST, lost_share

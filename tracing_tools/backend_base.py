@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from iotwin.common.errors import IotwinError
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.syscalls import DEFAULT_DETAIL
 
 _MEANING_OF_GROUP = {

@@ -17,7 +17,7 @@ from iotwin.common.numbers.durations import (
 )
 from iotwin.workload_yaml.compose import SHIPPED, ComposedWorkload, compose, load, note_ignored, parse_foreign, select
 from iotwin.workload_yaml.dataset import Dataset, Parquet
-from iotwin.workload_yaml.hydra import ConfigFolders, compose_job, job_files, job_text
+from iotwin.workload_yaml.hydra_command_line import ConfigFolders, compose_job, job_files, job_text
 from iotwin.workload_yaml.recorded_section import TwinRecorded
 from iotwin.workload_yaml.schema import (
     Checkpoint,

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from iotwin.common.beneath import stays_within
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.durations import Quantiles, Recorded, Uniform
 from iotwin.common.numbers.element_types import element_type
+from iotwin.common.paths_below import stays_within
 from iotwin.workload_yaml.keys_and_types import convert_section
 from iotwin.workload_yaml.schema import Config, Pipeline, TwinCheckpoint
 from iotwin.workload_yaml.train_section import knows_batch

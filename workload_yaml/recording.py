@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from iotwin.common.beneath import stays_within
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_whole
-from iotwin.common.foreign_files import decode_foreign, open_foreign
+from iotwin.common.paths_below import stays_within
+from iotwin.common.untrusted_files import decode_foreign, open_foreign
 from iotwin.trace_store.columns import numbers
 
 SUFFIX = ".recording"

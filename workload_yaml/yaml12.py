@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import read_foreign_text
+from iotwin.common.untrusted_files import read_foreign_text
 
 LARGEST_BYTES = 64 << 20  # twice the bytes of a twin that names a million files
 _DEEPEST = 64

@@ -10,7 +10,7 @@ import yaml
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import write_whole
-from iotwin.common.foreign_files import read_foreign
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.workload_yaml.recorded_section import TwinRecorded
 from iotwin.workload_yaml.schema import Config
 from iotwin.workload_yaml.yaml12 import LARGEST_BYTES, add_scalars, parse, read_text

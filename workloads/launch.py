@@ -22,10 +22,10 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, open_rewritten, write_json
-from iotwin.common.foreign_files import read_foreign_end
 from iotwin.common.processes.children import dying_with_us, end_programs
 from iotwin.common.ranks import HOSTS_OF_RANKS, claimed_ports, interface_towards, rank_variables
 from iotwin.common.signals import interrupted_status
+from iotwin.common.untrusted_files import read_foreign_end
 
 _GRACE_S = 10.0
 RECORD = "launch.json"

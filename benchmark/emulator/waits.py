@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from iotwin.benchmark.emulator.clock import CHANGED, VirtualClock
+from iotwin.benchmark.emulator.virtual_clock import CHANGED, VirtualClock
 from iotwin.common.numbers.sleeper import LONGEST_DELAY_NS, Sleeper
 
 _STEP_OF_RANK_NS = 2_000_000  # time for a rank's wake-up, which takes 0.1 ms of CPU with 256 ranks, and more under load

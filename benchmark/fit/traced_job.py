@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 
 from iotwin.trace_store import schema
-from iotwin.trace_store.logs.mllog import read_values
+from iotwin.trace_store.logs.job_log import read_values
 from iotwin.trace_store.reader import Trace
 
 _KINDS = ("dataset", "checkpoint", "pipe", "socket")  # kinds of files whose calls are read for all processes

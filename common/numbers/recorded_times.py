@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign_text
+from iotwin.common.untrusted_files import read_foreign_text
 
 _LONGEST_S = 1e9
 

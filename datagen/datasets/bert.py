@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.data_set_files import Piece, PieceWriter
 from iotwin.datagen.formats.tfrecord import HEAD_BYTES, TAIL_BYTES, fill_frames
 from iotwin.datagen.layouts import BertLayout
-from iotwin.datagen.randomness import NOISE, bulk_stream
+from iotwin.datagen.random_numbers import NOISE, bulk_stream
 
 _BATCH_RECORDS = 1 << 9  # so few that the arrays fit in a processor's cache
 _CLS, _SEP, _MASK = 101, 102, 103  # token ids of the published vocabulary

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.datagen.files import Piece, PieceWriter, WriteStream
+from iotwin.datagen.data_set_files import Piece, PieceWriter, WriteStream
 from iotwin.datagen.layouts import DlrmDaysLayout, DlrmLayout, npy_header
-from iotwin.datagen.randomness import NOISE, bulk_stream
+from iotwin.datagen.random_numbers import NOISE, bulk_stream
 
 _BLOCK_ROWS = 1 << 10  # 160 KiB of samples; malloc maps larger arrays anew each time, which causes page faults
 _DECIMALS = 5  # decimal digits of the largest dense feature, 65535

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.datagen import jpeg
-from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.data_set_files import Piece, PieceWriter
 from iotwin.datagen.layouts import ImagenetLayout
-from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, random_words
+from iotwin.datagen.random_numbers import CONTENT, NOISE, bulk_stream, random_words
 
 _FIELDS = 4
 _UP = 0x40  # bytes below 0x80 are the largest coefficients; this bit makes one raise its block's mean

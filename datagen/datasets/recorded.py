@@ -8,7 +8,7 @@ import numpy as np
 from iotwin.common.errors import UsageError
 from iotwin.common.files import write_whole
 from iotwin.datagen.content import Content
-from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.data_set_files import Piece, PieceWriter
 from iotwin.datagen.layouts import RecordedLayout, npy_header
 
 _BLOCK_BYTES = 2 << 20  # the size of a huge page, so that the page cache holds the file in large pages

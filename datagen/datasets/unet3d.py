@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.datagen.files import Piece, PieceWriter
+from iotwin.datagen.data_set_files import Piece, PieceWriter
 from iotwin.datagen.layouts import Unet3dLayout, npy_header
-from iotwin.datagen.randomness import CONTENT, NOISE, bulk_stream, uniforms
+from iotwin.datagen.random_numbers import CONTENT, NOISE, bulk_stream, uniforms
 
 _BLOCK_VOXELS = 1 << 18  # 1 MiB of float32, which stays in a processor's cache from its draw to its write
 _KEPT_DISTANCE = np.array([1.0, 0.45, 0.15], np.float32)  # factor for a voxel's distance to the top of the range, by class

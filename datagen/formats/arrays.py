@@ -4,8 +4,8 @@ import zipfile
 
 import numpy as np
 
-from iotwin.datagen.files import Piece, WriteStream
-from iotwin.datagen.formats.file import File
+from iotwin.datagen.data_set_files import Piece, WriteStream
+from iotwin.datagen.formats.file_to_write import File
 from iotwin.datagen.layouts import npy_header
 
 

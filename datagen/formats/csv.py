@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from iotwin.datagen.files import Piece
-from iotwin.datagen.formats.file import File
+from iotwin.datagen.data_set_files import Piece
+from iotwin.datagen.formats.file_to_write import File
 
 _BLOCK_COLUMNS = 1 << 16
 

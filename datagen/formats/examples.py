@@ -5,8 +5,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.datagen.files import Piece
-from iotwin.datagen.formats.file import File
+from iotwin.datagen.data_set_files import Piece
+from iotwin.datagen.formats.file_to_write import File
 from iotwin.datagen.formats.tfrecord import FRAME_BYTES, HEAD_BYTES, TAIL_BYTES, fill_frames, framed
 from iotwin.datagen.formats.varint import varint
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from iotwin.common.beneath import open_beneath
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
-from iotwin.common.foreign_files import open_foreign
-from iotwin.datagen.files import PARTIAL_SUFFIX, Piece, read_open_piece
-from iotwin.datagen.formats.file import BLOCK_BYTES, File
+from iotwin.common.paths_below import open_beneath
+from iotwin.common.untrusted_files import open_foreign
+from iotwin.datagen.data_set_files import PARTIAL_SUFFIX, Piece, read_open_piece
+from iotwin.datagen.formats.file_to_write import BLOCK_BYTES, File
 
 if TYPE_CHECKING:
     import h5py

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from iotwin.datagen import jpeg
-from iotwin.datagen.files import Piece
-from iotwin.datagen.formats.file import BLOCK_BYTES, File
+from iotwin.datagen.data_set_files import Piece
+from iotwin.datagen.formats.file_to_write import BLOCK_BYTES, File
 
 
 def _image_shape(file: File) -> tuple[int, int]:

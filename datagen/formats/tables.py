@@ -6,8 +6,8 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError
 from iotwin.datagen.content import as_numbers
-from iotwin.datagen.files import Piece
-from iotwin.datagen.formats.file import BLOCK_BYTES, File
+from iotwin.datagen.data_set_files import Piece
+from iotwin.datagen.formats.file_to_write import BLOCK_BYTES, File
 from iotwin.datagen.formats.parquet import LARGEST_PAGE_BYTES, RECORD_COLUMNS, Column, TableWriter
 
 

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.common.beneath import stays_within
 from iotwin.common.errors import UsageError, nearest
 from iotwin.common.numbers.element_types import element_type
+from iotwin.common.paths_below import stays_within
 from iotwin.common.units import counted
 from iotwin.datagen import jpeg
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece

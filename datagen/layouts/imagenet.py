@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen import jpeg
 from iotwin.datagen.layouts.base import PlannedPiece
-from iotwin.datagen.randomness import SHAPE, uniforms
+from iotwin.datagen.random_numbers import SHAPE, uniforms
 
 _GRID = 2 * jpeg.BLOCK_SIDE  # sides of images are multiples of this, so that every row consists of pairs of blocks
 

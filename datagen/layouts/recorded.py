@@ -6,11 +6,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.common.beneath import normal, stays_within
 from iotwin.common.errors import UsageError
+from iotwin.common.paths_below import normal, stays_within
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES, PlannedPiece
 
-# Names of journals and manifests begin so (iotwin.datagen.manifest), and names of unfinished files end so (iotwin.datagen.files).
+# Names of journals and manifests begin so (iotwin.datagen.manifest).
+# Names of unfinished files end so (iotwin.datagen.data_set_files).
 _RESERVED_STARTS = (".iotwin-generate", "manifest.json")
 _RESERVED_ENDS = (".iotwin-partial",)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen.layouts.base import PlannedPiece, npy_header
-from iotwin.datagen.randomness import SHAPE, uniforms
+from iotwin.datagen.random_numbers import SHAPE, uniforms
 
 _CASE_IMAGE = re.compile(r"case_(\d{5,})_x\.npy")
 _CASE_MASK = re.compile(r"case_(\d{5,})_y\.npy")

@@ -36,7 +36,7 @@ class AdviseCommand(Command):
         parser.add_argument("--untested", action="store_true", help="list the findings only, and run no twin")
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.answers.advise import advise
+        from iotwin.loops.answers.tested_advice import advise
         from iotwin.trace_store.reader import Trace
 
         advice = advise(Trace(args.trace), [Trace(path) for path in args.reruns], args.runs, not args.untested)

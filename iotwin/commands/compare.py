@@ -50,7 +50,7 @@ class CompareCommand(Command):
             if args.repeats or args.dask:
                 raise UsageError("--repeats and --dask go with two traces; folders are compared pair by pair")
             return Outcome(compare_folders(args.a, args.b, args.output))
-        from iotwin.trace_store.workers import workers
+        from iotwin.trace_store.parallel_fold import workers
 
         traces = [Trace(path) for path in (args.a, args.b, *args.repeats)]
         with workers(args.dask, traces, WORTH_PROCESSES) as each:

@@ -19,7 +19,7 @@ class DemoCommand(Command):
         parser.add_argument("--force", action="store_true", help="replace what an earlier demo wrote there")
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.demo import run_demo
+        from iotwin.loops.demo_steps import run_demo
 
         return Outcome(run_demo(args.output, args.force))
 

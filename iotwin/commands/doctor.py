@@ -14,7 +14,7 @@ class DoctorCommand(Command):
         pass
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.checks import checks
+        from iotwin.loops.doctor_checks import checks
         from iotwin.tracing_tools.backends.choose_backend import BACKEND_NAMES
 
         found = [{"name": name, "reason": reason, "purpose": purpose} for name, purpose, reason in checks()]

@@ -99,9 +99,9 @@ class GenerateCommand(Command):
 
 def _verify(output: str, workers: int | None) -> "DataSetManifest":
     if "://" in output:
-        from iotwin.datagen import remote
+        from iotwin.datagen import object_stores
 
-        return remote.verify(output, workers)
+        return object_stores.verify(output, workers)
     from iotwin.datagen.verify import verify
 
     return verify(Path(output), workers)
@@ -161,7 +161,7 @@ def _recorded_layout(args: Namespace) -> "tuple[Layout, int | None]":
 def _configured_layout(args: Namespace) -> "tuple[Layout, int | None]":
     import msgspec
 
-    from iotwin.datagen.config import read_config
+    from iotwin.datagen.layout_from_yaml import read_config
 
     if any(given is not None for given in (args.workload, args.scale, args.classes, args.form)):
         raise UsageError("give either a workload, which --scale and --form may change, or --config")

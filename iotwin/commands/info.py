@@ -27,7 +27,7 @@ class InfoCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         import msgspec
 
-        from iotwin.loops.answers.verdict import quick_verdict
+        from iotwin.loops.answers.bottleneck import quick_verdict
         from iotwin.trace_store.clocks import summarise_clock
         from iotwin.trace_store.figures.summary import summarise
         from iotwin.trace_store.reader import Trace
@@ -117,7 +117,7 @@ def _hosts(hosts: list[dict[str, Any]]) -> Iterator[str]:
 def _uses(document: dict[str, Any]) -> Iterator[str]:
     """Yield calls and time by use, so that polling and libraries do not look like storage."""
     from iotwin.common.units import format_duration
-    from iotwin.loops.answers.verdict import WAITS
+    from iotwin.loops.answers.bottleneck import WAITS
     from iotwin.loops.statistics_table import KINDS_FIRST
 
     exchange = ("pipe", "socket")

@@ -25,9 +25,9 @@ class OverheadCommand(Command):
         parser.add_argument("words", nargs=REMAINDER, metavar="-- COMMAND...", help="the command to run, after --")
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.answers.overhead import measure_overhead
+        from iotwin.loops.answers.overhead_runs import measure_overhead
         from iotwin.trace_store.syscalls import parse_detail
-        from iotwin.tracing_tools.recorder.session import TraceOptions
+        from iotwin.tracing_tools.recorder.record_target import TraceOptions
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if not command:

@@ -19,7 +19,7 @@ class RecoverCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         from iotwin.trace_store.raw.finish import recover_trace
         from iotwin.tracing_tools.backends.choose_backend import convert
-        from iotwin.tracing_tools.recorder.finishing import recover_as
+        from iotwin.tracing_tools.recorder.unprivileged_finish import recover_as
         from iotwin.tracing_tools.targets.cgroup import remove_stale_cgroups
         from iotwin.tracing_tools.targets.user import invoking_user
 

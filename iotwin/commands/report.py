@@ -37,7 +37,7 @@ class ReportCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.answers.advised_change import advised_change
-        from iotwin.loops.answers.verdict import quick_verdict, verdict_of
+        from iotwin.loops.answers.bottleneck import quick_verdict, verdict_of
         from iotwin.loops.trace_with_phases import open_with_phases
         from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report.diagnosis import describe, headline

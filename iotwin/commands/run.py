@@ -26,7 +26,7 @@ class RunCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.experiments.experiment import cells, read_experiment
-        from iotwin.loops.experiments.run import run_experiment
+        from iotwin.loops.experiments.run_cells import run_experiment
 
         experiment = read_experiment(args.experiment)
         if args.no_container:

@@ -59,7 +59,7 @@ class SizeCommand(Command):
 
     def run(self, args: Namespace) -> Outcome:
         from iotwin.loops.size.least_storage import SizeQuestion, size
-        from iotwin.loops.size.search import parse_target
+        from iotwin.loops.size.limit_search import parse_target
 
         target = parse_target(args.target)
         question = SizeQuestion(target, args.ranks, args.cache, args.axes, args.runs, args.clock)
@@ -67,8 +67,8 @@ class SizeCommand(Command):
 
     def show(self, document: dict[str, Any]) -> None:
         from iotwin.common.terminal import print_table
-        from iotwin.loops.size.results import limit_text
-        from iotwin.loops.size.sentences import sentences_of
+        from iotwin.loops.size.size_files import limit_text
+        from iotwin.loops.size.size_sentences import sentences_of
 
         figure = "AU" if document["target"].startswith("au") else "epoch time"
         rows = [

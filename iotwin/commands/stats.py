@@ -95,7 +95,7 @@ def _of_kind(table: Any, kind: str) -> Any:
 def _count(traces: list[Any], by: str, address: str | None) -> Any:
     """Return the table that `statistics` makes, without the column of traces where there is one."""
     from iotwin.trace_store.figures.statistics import statistics
-    from iotwin.trace_store.workers import workers
+    from iotwin.trace_store.parallel_fold import workers
     from iotwin.trace_visuals.labels import trace_labels
 
     with workers(address, traces) as each:

@@ -14,8 +14,8 @@ from iotwin.common.ranks import NodeTask, node_task
 from iotwin.common.units import counted, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from iotwin.tracing_tools.recorder.ending import Until
-    from iotwin.tracing_tools.recorder.session import TraceOptions
+    from iotwin.tracing_tools.recorder.end_conditions import Until
+    from iotwin.tracing_tools.recorder.record_target import TraceOptions
     from iotwin.tracing_tools.targets.container import ContainerOptions
     from iotwin.tracing_tools.targets.target import TraceTarget
 
@@ -87,7 +87,7 @@ class TraceCommand(Command):
         if args.jobs is not None:
             return _trace_jobs(args, options)
         from iotwin.tracing_tools.recorder.node_launch import trace_of, trace_task
-        from iotwin.tracing_tools.recorder.session import trace_target
+        from iotwin.tracing_tools.recorder.record_target import trace_target
 
         command = args.words[1:] if args.words[:1] == ["--"] else args.words
         if args.all or args.container or args.image:
@@ -150,7 +150,7 @@ def _options(args: Namespace) -> "TraceOptions":
     """Return the options of the recording. Raises UsageError if a value is wrong."""
     from iotwin.trace_store.syscalls import parse_detail
     from iotwin.tracing_tools.backends.choose_backend import check_name
-    from iotwin.tracing_tools.recorder.session import TraceOptions
+    from iotwin.tracing_tools.recorder.record_target import TraceOptions
 
     check_name(args.backend)
     interval_ns = parse_duration(args.interval)
@@ -181,7 +181,7 @@ def _ring_bytes(text: str | None) -> int | None:
 
 
 def _until(text: str | None) -> "Until | None":
-    from iotwin.tracing_tools.recorder.ending import END_SIGNAL, parse_until
+    from iotwin.tracing_tools.recorder.end_conditions import END_SIGNAL, parse_until
 
     until = None if text is None else parse_until(text)
     if until is not None and until.kind == "signal":
@@ -196,7 +196,7 @@ def _verdict(output: Path) -> str:
 
     if not has_data_set(output):
         return ""
-    from iotwin.loops.answers.verdict import quick_verdict
+    from iotwin.loops.answers.bottleneck import quick_verdict
     from iotwin.trace_store.reader import Trace
 
     found = quick_verdict(Trace(output))

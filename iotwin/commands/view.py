@@ -23,7 +23,7 @@ class ViewCommand(Command):
         import threading
 
         from iotwin.common.errors import UsageError
-        from iotwin.loops.answers.verdict import quick_verdict
+        from iotwin.loops.answers.bottleneck import quick_verdict
         from iotwin.loops.trace_with_phases import open_with_phases
         from iotwin.trace_store.reader import Trace
         from iotwin.trace_visuals.report.view import ReportServer

@@ -6,7 +6,7 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_json
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.untrusted_files import read_foreign_json
 
 POLICIES = ("none", "auto", "sync", "epoch")
 _Results = dict[tuple[str, str], list[dict[str, Any]]]  # results of the repeats, by (network, policy)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_whole
-from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
 from iotwin.common.mllog import FOR_TRACERS, MlLog
 from iotwin.common.progress import note, set_quiet
 from iotwin.common.ranks import launched_by_mpi
 from iotwin.common.units import counted, format_size
+from iotwin.common.untrusted_files import read_foreign_end, read_foreign_json
 
 if TYPE_CHECKING:
     from iotwin.benchmark.emulator.journal import Measured
@@ -46,10 +46,10 @@ def run_workload(config: "Config", options: EmulationOptions) -> dict[str, Any] 
 
     Raises IotwinError if anything fails. Then all ranks have ended, and no results are written.
     """
-    from iotwin.benchmark.emulator.data.folders import open_folder
+    from iotwin.benchmark.emulator.data.train_eval_files import open_folder
     from iotwin.benchmark.emulator.ranks import started_as, under_mpi
+    from iotwin.benchmark.emulator.results.run_files import prepare_output, write_results
     from iotwin.benchmark.emulator.results.step_table import StepTable
-    from iotwin.benchmark.emulator.results.write import prepare_output, write_results
     from iotwin.loops.generation import remove_anywhere
     from iotwin.loops.pipeline_twin import expand_plan
 
@@ -101,15 +101,15 @@ def _clock(config: "Config", options: EmulationOptions) -> Iterator[None]:
     if config.twin.clock == "real":
         yield
         return
-    from iotwin.benchmark.emulator.clock import log_jumps
     from iotwin.benchmark.emulator.ranks import under_mpi
+    from iotwin.benchmark.emulator.virtual_clock import log_jumps
     from iotwin.benchmark.emulator.waits import on_virtual_clock
 
     if under_mpi():
         raise IotwinError("a virtual clock is that of one machine; run with twin.clock=real, or with --ranks N without mpirun")
     ranks = options.ranks
     if config.twin.recorded is not None:
-        from iotwin.benchmark.emulator.recorded.run import replays_of
+        from iotwin.benchmark.emulator.recorded.replay_rank import replays_of
 
         ranks = replays_of(config, ranks)
     with on_virtual_clock(ranks) as clock:
@@ -119,7 +119,7 @@ def _clock(config: "Config", options: EmulationOptions) -> Iterator[None]:
 
 def _log_generation(config: "Config", start_s: float) -> None:
     """Write dlio.log of a run that only generated data and began at `start_s` (seconds since 1970)."""
-    from iotwin.benchmark.emulator.results.dlio_log import generation_lines
+    from iotwin.benchmark.emulator.results.dlio_text_files import generation_lines
 
     lines = generation_lines(launched_by_mpi().size, start_s, time.time())
     write_whole(Path(config.output.folder) / config.output.log_file, "".join(lines).encode())
@@ -153,8 +153,8 @@ def _emulate(config: "Config", options: EmulationOptions, table: "StepTable") ->
 def _replay(config: "Config", options: EmulationOptions) -> dict[str, Any]:
     """Replay the recording of a twin on every rank. Return the summary."""
     from iotwin.benchmark.emulator.ranks import run_local, under_mpi
-    from iotwin.benchmark.emulator.recorded.results import write_replayed
-    from iotwin.benchmark.emulator.recorded.run import replay, replays_of
+    from iotwin.benchmark.emulator.recorded.replay_rank import replay, replays_of
+    from iotwin.benchmark.emulator.recorded.replay_summary import write_replayed
 
     if under_mpi():
         raise IotwinError("a recorded twin runs on one machine, without mpirun; give --ranks N")
@@ -191,7 +191,7 @@ def make_copies(config: "Config", file: str, ranks: int) -> None:
     from iotwin.datagen.manifest import MANIFEST_NAME
 
     if needed := copies_needed(config, file, ranks):
-        from iotwin.loops.page_cache import cache_in_pages, found_in_pages, page_faults  # imports pandas
+        from iotwin.loops.page_cache_state import cache_in_pages, found_in_pages, page_faults  # imports pandas
 
         files, folder, edited = needed
         are_new = not os.path.lexists(folder / MANIFEST_NAME)
@@ -203,7 +203,7 @@ def make_copies(config: "Config", file: str, ranks: int) -> None:
 
 def _generate(config: "Config", as_dlio: bool) -> dict[str, Any]:
     """Write the workload's data set unless it exists. `as_dlio`: write it even into a folder that holds other files."""
-    from iotwin.benchmark.emulator.data.folders import open_folder
+    from iotwin.benchmark.emulator.data.train_eval_files import open_folder
     from iotwin.benchmark.emulator.readers.open_reader import file_format
     from iotwin.loops.generation import generate_anywhere
 
@@ -220,7 +220,7 @@ def _generate(config: "Config", as_dlio: bool) -> dict[str, Any]:
 
 def generated_layout(config: "Config") -> "tuple[Layout, int]":
     """Return the layout of the workload's data set and its number of samples. Raises UsageError if it cannot be generated."""
-    from iotwin.datagen.config import layout_of, train_files
+    from iotwin.datagen.layout_from_yaml import layout_of, train_files
     from iotwin.datagen.layouts import BertLayout, DlrmLayout, Unet3dLayout
 
     dataset = config.dataset
@@ -245,7 +245,7 @@ def _cases(train: int, evaluation: int) -> int:
 
 def trace_itself(words: list[str], config: "Config") -> dict[str, Any]:
     """Run ``iotwin emulate`` with the arguments `words` under the tracer. Return its summary, with the path of the trace."""
-    from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+    from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 
     folder = Path(config.output.folder)
     make_folder(folder)

@@ -25,9 +25,9 @@ def generate_anywhere(
     if "://" in output:
         if node is not None:
             raise UsageError(f"several nodes share a directory, not {output}; let one node write it")
-        from iotwin.datagen import remote
+        from iotwin.datagen import object_stores
 
-        return remote.generate(layout, output, options=options, **request)
+        return object_stores.generate(layout, output, options=options, **request)
     if node is not None:
         from iotwin.datagen import nodes as several
 
@@ -40,9 +40,9 @@ def generate_anywhere(
 def remove_anywhere(output: str, options: Mapping[str, object] | None = None) -> None:
     """Remove the finished data set at `output`, a directory or a URL that fsspec opens with `options`, but no other files."""
     if "://" in output:
-        from iotwin.datagen import remote
+        from iotwin.datagen import object_stores
 
-        remote.remove_data_set(output, options)
+        object_stores.remove_data_set(output, options)
     else:
         from iotwin.datagen.generate import remove_data_set
 

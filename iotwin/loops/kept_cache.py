@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.common.foreign_files import open_foreign
 from iotwin.common.processes import children
 from iotwin.common.processes.children import safe_path
-from iotwin.common.processes.memory import free_bytes
+from iotwin.common.processes.memory_limit import free_bytes
+from iotwin.common.untrusted_files import open_foreign
 
 _CHECK_EVERY_S = 0.1
 _SHARE_OF_TIME = 0.1  # largest share of a processor's time that the checks may take

@@ -8,7 +8,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_fully
-from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.untrusted_files import decode_foreign
 from iotwin.tracing_tools.recorder.unprivileged_process import answer_of, leave_root
 from iotwin.tracing_tools.targets.command import CommandTarget
 from iotwin.tracing_tools.targets.target import TraceTarget

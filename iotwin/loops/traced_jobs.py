@@ -11,10 +11,10 @@ from typing import Any
 from iotwin.command_lines import own_command
 from iotwin.common.errors import UsageError, nearest
 from iotwin.common.files import make_folder
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes import children
 from iotwin.common.signals import interrupts_held
-from iotwin.tracing_tools.recorder.ending import END_SIGNAL
+from iotwin.common.untrusted_files import decode_foreign
+from iotwin.tracing_tools.recorder.end_conditions import END_SIGNAL
 from iotwin.workload_yaml.yaml12 import parse, read_text
 
 _OPTIONS = ("image", "container", "pid", "cgroup", "attach", "volume", "gpus", "container_option", "workload")

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign_end
 from iotwin.common.progress import note
 from iotwin.common.units import counted
+from iotwin.common.untrusted_files import read_foreign_end
 from iotwin.trace_store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run_traced(
     Raises IotwinError with the command's last line if the command fails. Raises KeyboardInterrupt if it was interrupted, after
     the tracer has interrupted the command and finished the trace.
     """
-    from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+    from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 
     options = TraceOptions(backend, _SAMPLE_EVERY_NS, workload, forward_output=False)
     if page_faults:

@@ -20,11 +20,22 @@ import numpy as np
 from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import check_output, scratch_folder, write_json, write_whole
-from iotwin.common.foreign_files import read_foreign
 from iotwin.common.processes.children import end_programs
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import format_size
-from iotwin.loops.twin import DATA, KIND, OUTPUT, RECIPE, RECORDING, SUMMARY, TWIN, confine, generate_data, read_summary
+from iotwin.common.untrusted_files import read_foreign
+from iotwin.loops.twin_from_trace import (
+    DATA,
+    KIND,
+    OUTPUT,
+    RECIPE,
+    RECORDING,
+    SUMMARY,
+    TWIN,
+    confine,
+    generate_data,
+    read_summary,
+)
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import Config

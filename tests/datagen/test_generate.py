@@ -14,7 +14,7 @@ import pytest
 from iotwin.commands.generate import GenerateCommand
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen import generate as module
-from iotwin.datagen.files import PARTIAL_SUFFIX
+from iotwin.datagen.data_set_files import PARTIAL_SUFFIX
 from iotwin.datagen.generate import generate, plan, remove_data_set
 from iotwin.datagen.layouts import BertLayout, DlrmLayout, FormatLayout, Unet3dLayout
 from iotwin.datagen.manifest import JOURNAL_NAME, MANIFEST_NAME, start_journal

@@ -13,7 +13,7 @@ from iotwin.datagen.datasets.recorded import read_recipe
 from iotwin.datagen.datasets.unet3d import ellipsoids
 from iotwin.datagen.layouts import FormatLayout
 from iotwin.datagen.layouts.base import LARGEST_FILE_BYTES
-from iotwin.datagen.remote import _staged_bytes
+from iotwin.datagen.object_stores import _staged_bytes
 
 LIMITS = [
     ({"format": "jpeg", "record_dims": (65500, 8)}, {"format": "jpeg", "record_dims": (65501, 8)}),

@@ -16,7 +16,7 @@ from iotwin.datagen import augment, copying
 from iotwin.datagen import generate as module
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
-from iotwin.datagen.randomness import AUGMENT, bulk_stream
+from iotwin.datagen.random_numbers import AUGMENT, bulk_stream
 from iotwin.datagen.scale import scaled_layout
 from iotwin.datagen.verify import verify
 

@@ -14,7 +14,7 @@ import pytest
 from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.manifest import Host, Manifest, Target
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.reader import Trace
 from tests.benchmark.loader_job import LoaderJob
 from tests.conftest import ROOT

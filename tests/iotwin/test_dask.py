@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from iotwin.trace_store import fold, writer
+from iotwin.trace_store.parallel_fold import in_this_process
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.report.analysis import Detail, analyse
 from iotwin.tracesim.calls import GROUPS
 from iotwin.tracesim.profile import profiles_of
@@ -98,7 +98,7 @@ def test_a_failing_worker_fails_as_one_process_would(cut, scheduler, tmp_path):
 
 
 def test_no_scheduler_is_one_line(cut, monkeypatch):
-    monkeypatch.setattr("iotwin.trace_store.workers._CONNECT_S", 1)
+    monkeypatch.setattr("iotwin.trace_store.parallel_fold._CONNECT_S", 1)
     result = call("stats", cut[0], "--dask", "127.0.0.1:9")
     assert (
         result.returncode == 1

@@ -10,7 +10,7 @@ import pytest
 
 from iotwin.common.errors import UsageError
 from iotwin.loops import traced_jobs
-from iotwin.loops.experiments import run as experiment_run
+from iotwin.loops.experiments import run_cells as experiment_run
 from iotwin.trace_store.manifest import read_manifest, write_manifest
 from iotwin.trace_store.writer import write_table
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin

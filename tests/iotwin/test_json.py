@@ -101,14 +101,14 @@ def test_doctor(capsys, monkeypatch):
 
 
 def test_doctor_has_a_line_for_each_extra():
-    from iotwin.loops.checks import EXTRAS
+    from iotwin.loops.doctor_checks import EXTRAS
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(EXTRAS) == set(extras) - {"test"}
 
 
 def test_doctor_says_how_to_start_docker(tmp_path, monkeypatch):
-    from iotwin.loops.checks import _docker_reason
+    from iotwin.loops.doctor_checks import _docker_reason
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
@@ -133,7 +133,7 @@ def test_doctor_says_how_to_start_docker(tmp_path, monkeypatch):
 
 
 def test_doctor_tells_a_missing_module(monkeypatch):
-    from iotwin.loops.checks import _extra_reason
+    from iotwin.loops.doctor_checks import _extra_reason
 
     assert _extra_reason("sql", ("json", "no_such_module")) == "no Python module no_such_module; pip install 'iotwin[sql]'"
     assert _extra_reason("sql", ("json",)) is None

@@ -5,8 +5,8 @@ from iotwin.trace_store.figures.statistics import BY, document, statistics
 from iotwin.trace_store.figures.summary import summarise
 from iotwin.trace_store.hosts import set_tables
 from iotwin.trace_store.hosts.make_set import make_set
+from iotwin.trace_store.parallel_fold import in_this_process
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.report.analysis import Detail, analyse
 from iotwin.trace_visuals.report.report_page import report_document
 from iotwin.tracesim import order

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iotwin.trace_store.manifest import Host, Manifest, Target
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from tests.processes import call
 from tests.synthetic import Job, write_job
 from tests.workloads.pipedream.common import DATA

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.loops.traced_run import run_traced
-from iotwin.loops.twin import generate_data
+from iotwin.loops.twin_from_trace import generate_data
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.workload_yaml import Config, dump, load

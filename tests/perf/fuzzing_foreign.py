@@ -125,8 +125,8 @@ def _dlio_text(rng: random.Random) -> bytes:
 
 
 def _plan_config(content: bytes, directory: Path) -> None:
-    from iotwin.datagen.config import read_config
     from iotwin.datagen.generate import plan
+    from iotwin.datagen.layout_from_yaml import read_config
 
     (directory / "dlio.yaml").write_bytes(content)
     layout, samples = read_config(directory / "dlio.yaml")

@@ -17,14 +17,14 @@ def subjects() -> list[Subject]:
     """Return the subjects; what they call is imported first, as loading a library is no finding."""
     from iotwin.loops.experiments.experiment import SHIPPED, read_experiment
     from iotwin.loops.traced_jobs import read_jobs
-    from iotwin.loops.twin import read_summary
+    from iotwin.loops.twin_from_trace import read_summary
     from iotwin.trace_visuals.curves import read_sheet
-    from iotwin.trace_visuals.report.response import response_document
+    from iotwin.trace_visuals.report.response_table import response_document
     from iotwin.workloads.checkfreq.profile import recall_theirs
     from iotwin.workloads.dtr.simulator.log_format import read_log
     from iotwin.workloads.dtr.simulator.log_manifest import read_manifest
     from iotwin.workloads.dtr.simulator.measured import panels_of
-    from iotwin.workloads.dtr.static.graph import read_dag
+    from iotwin.workloads.dtr.static.planner_graph import read_dag
     from iotwin.workloads.pipedream.plan.driver_file import read_driver
     from iotwin.workloads.pipedream.plan.graph_file import read_graph
     from iotwin.workloads.pipedream.plan.plan_file import read_plan

@@ -18,11 +18,11 @@ from iotwin.trace_store.columns import rows_table
 from iotwin.trace_store.figures.statistics import statistics
 from iotwin.trace_store.figures.summary import summarise
 from iotwin.trace_store.importers.import_trace import import_trace
-from iotwin.trace_store.logs.mllog import phase_edge, read_log, read_values
+from iotwin.trace_store.logs.job_log import phase_edge, read_log, read_values
 from iotwin.trace_store.manifest import MANIFEST_NAME, ClockPair, Host, Manifest, Target, read_manifest
 from iotwin.trace_store.profiles import attach_profiles
 from iotwin.trace_store.raw.finish import recover_trace
-from iotwin.trace_store.raw.recording import RAW, Recording
+from iotwin.trace_store.raw.record_files import RAW, Recording
 from iotwin.trace_store.raw.records import (
     BLOCK,
     EVENT,

@@ -7,7 +7,7 @@ import numpy as np
 
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.finish import finish_trace
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES, pack_call
 
 _MEGABYTE = 1_000_000

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from subprocess import run
 
-from iotwin.loops.answers.advise import Advice, advise
+from iotwin.loops.answers.tested_advice import Advice, advise
 from iotwin.loops.traced_run import run_traced
 from iotwin.trace_store.reader import Trace
 from tests.perf.advise_job import JOBS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure, interleaved, median_ratio
 
 _BOUNDS = {"bcc": 1.8, "preload": None, "bpftrace": None, "strace": None}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from iotwin.trace_store.raw.finish import recover_trace
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure, interleaved, median_ratio, paired_ratio
 from tests.perf.floor import floor_attached
 from tests.perf.perf_twin import JOB, generate_data

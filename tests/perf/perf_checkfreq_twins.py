@@ -19,7 +19,7 @@ from iotwin.command_lines import own_command, own_job
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import ImagenetLayout
 from iotwin.loops.traced_run import run_traced
-from iotwin.loops.twin import make_twin
+from iotwin.loops.twin_from_trace import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.workload_yaml import CheckpointPolicy, Config, dump

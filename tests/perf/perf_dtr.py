@@ -23,7 +23,7 @@ from iotwin.workloads.dtr.simulator.heuristics import HEURISTICS
 from iotwin.workloads.dtr.simulator.log_format import read_log
 from iotwin.workloads.dtr.simulator.log_manifest import load_graph, read_manifest
 from iotwin.workloads.dtr.simulator.simulate import SimulatedRun, SimulationSettings, baseline, simulate
-from iotwin.workloads.dtr.static.graph import training_chain
+from iotwin.workloads.dtr.static.planner_graph import training_chain
 from iotwin.workloads.dtr.static.solve import plan
 from tests.perf.figures import Figure, interleaved
 from tests.workloads.dtr.random_logs import write_random_log

@@ -25,7 +25,7 @@ from iotwin.loops.emulation import make_copies
 from iotwin.loops.kept_cache import kept_cached
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.workload_yaml import Config, load
 from tests.perf.figures import Figure
 from tests.perf.perf_unseen import TRAINING, UnseenJob

@@ -20,7 +20,7 @@ from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure
 from tests.perf.perf_identification import DLRM, UNET3D
 

@@ -16,9 +16,9 @@ import numpy as np
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
 from iotwin.loops.similarity_results import compare_folders
-from iotwin.loops.twin import make_twin
+from iotwin.loops.twin_from_trace import make_twin
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure
 from tests.perf.identification import all_scores, repeats_apart, twins_apart
 from tests.perf.made_up import make_images

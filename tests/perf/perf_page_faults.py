@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure, interleaved, median_ratio
 
 _ROUNDS = 7

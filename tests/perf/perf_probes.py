@@ -12,7 +12,7 @@ import numpy as np
 
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.backends.libbpf import LibbpfBackend
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.tracing_tools.targets.cgroup import JobCgroup
 from tests.perf.figures import Figure, interleaved
 from tests.perf.floor import floor_attached

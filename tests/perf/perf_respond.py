@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from iotwin.loops.respond.storage_response import parse_change, respond
-from iotwin.loops.twin import TWIN, make_twin
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.loops.twin_from_trace import TWIN, make_twin
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.workload_yaml import dump, load
 from tests.perf.figures import Figure
 from tests.perf.perf_edits import EDITS, override

@@ -28,7 +28,7 @@ from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import DlrmLayout, Unet3dLayout
 from iotwin.loops.traced_run import run_traced
-from iotwin.loops.twin import make_twin
+from iotwin.loops.twin_from_trace import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
 from iotwin.workload_yaml import Config, TwinRecorded, TwinResume, dump, load

@@ -25,12 +25,12 @@ import pandas as pd
 
 from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError
-from iotwin.loops.twin import make_twin
+from iotwin.loops.twin_from_trace import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS, WRITE_OPS
 from iotwin.tracesim import compare
-from iotwin.tracing_tools.exports.iolog import write_iolog
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.exports.fio_log import write_iolog
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure
 from tests.perf.perf_respond import KINDS, unseen_job
 from tests.perf.records import record_figures

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from iotwin.loops.page_cache import evict
+from iotwin.loops.page_cache_state import evict
 from iotwin.loops.size.least_storage import SizeQuestion, size
-from iotwin.loops.size.search import parse_target
+from iotwin.loops.size.limit_search import parse_target
 from iotwin.loops.traced_run import run_traced
-from iotwin.loops.twin import make_twin
+from iotwin.loops.twin_from_trace import make_twin
 from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups, Limits, device_below
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures

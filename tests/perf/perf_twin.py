@@ -10,7 +10,7 @@ from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.workload_yaml import Config
 from tests.perf.figures import Figure
 

@@ -24,11 +24,11 @@ from typing import Any
 from iotwin.benchmark.fit.batches.labels import Label, label_calls
 from iotwin.benchmark.fit.traced_job import look
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.page_cache import cache_in_pages
-from iotwin.loops.twin import make_twin
+from iotwin.loops.page_cache_state import cache_in_pages
+from iotwin.loops.twin_from_trace import make_twin
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import READ_OPS
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures
 

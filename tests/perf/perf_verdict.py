@@ -23,7 +23,7 @@ import numpy as np
 from iotwin.command_lines import own_command
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim import compare
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.perf.figures import Figure
 from tests.perf.records import record_figures
 

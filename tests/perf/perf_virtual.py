@@ -21,7 +21,7 @@ from iotwin.command_lines import own_job
 from iotwin.common.progress import set_quiet
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
-from iotwin.loops.demo import JOB
+from iotwin.loops.demo_steps import JOB
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.loops.pipeline_twin import PipelineTraining, pipeline_twin
 from iotwin.loops.traced_run import run_traced

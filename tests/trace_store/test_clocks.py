@@ -10,7 +10,7 @@ from iotwin.trace_store.clocks import monotonic_to_realtime, one_by_one, realtim
 from iotwin.trace_store.logs.dlio_log import parse_edge
 from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target, read_manifest
 from iotwin.trace_store.raw.finish import finish_trace
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 
 SECOND = 1_000_000_000
 EPOCH = 1_700_000_000 * SECOND

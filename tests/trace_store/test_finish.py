@@ -5,7 +5,7 @@ import pytest
 
 from iotwin.trace_store.raw.cuda_calls import CUDA_CALLS, NO_DIRECTION
 from iotwin.trace_store.raw.finish import finish_trace
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import BLOCK, GPU_CALL
 from iotwin.trace_store.reader import Trace
 from tests.trace_store.test_store import manifest, raw_events

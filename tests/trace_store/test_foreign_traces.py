@@ -16,7 +16,7 @@ from iotwin.trace_store.hosts.merge import merge_traces
 from iotwin.trace_store.importers.import_trace import import_trace
 from iotwin.trace_store.manifest import read_manifest, write_manifest
 from iotwin.trace_store.raw.finish import finish_trace, recover_trace
-from iotwin.trace_store.raw.recording import Recording, refuse_unusable
+from iotwin.trace_store.raw.record_files import Recording, refuse_unusable
 from iotwin.trace_store.raw.records import BLOCK, EVENT
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.trace_directory import foreign_entry

@@ -24,8 +24,8 @@ from iotwin.trace_store.hosts.make_set import make_set
 from iotwin.trace_store.hosts.merge import merge_traces
 from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST, read_set, write_set
 from iotwin.trace_store.manifest import ClockPair, TracedTask, read_manifest, write_manifest
+from iotwin.trace_store.parquet_tables import TraceTables
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.trace_tables import TraceTables
 from iotwin.trace_visuals.timeline.grouping import group_processes
 from iotwin.tracesim.phases import phases_of
 from iotwin.tracesim.similarity import compare

@@ -16,8 +16,8 @@ from iotwin.trace_store.clocks import between_hosts
 from iotwin.trace_store.hosts.merge import merge_traces
 from iotwin.trace_store.hosts.shifts import estimate_shifts
 from iotwin.trace_store.manifest import ClockPair, read_manifest, write_manifest
+from iotwin.trace_store.parquet_tables import TraceTables
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.trace_tables import TraceTables
 from tests.conftest import PATIENCE_S, ROOT
 from tests.processes import call
 from tests.synthetic import SECOND, Job, write_job

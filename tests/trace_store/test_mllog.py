@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from iotwin.trace_store.logs.mllog import read_log
+from iotwin.trace_store.logs.job_log import read_log
 
 _NOW_NS = 1_700_000_000_000_000_000  # UNIX time; the test's monotonic clock began one day before
 _UPTIME_NS = 86_400_000_000_000

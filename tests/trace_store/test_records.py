@@ -15,7 +15,7 @@ from iotwin.trace_store.raw.call_paths import CallPaths
 from iotwin.trace_store.raw.records import EVENT
 from iotwin.trace_store.raw.sorted_records import sorted_chunks
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.backends.lanes import LANE, LaneBuffers
+from iotwin.tracing_tools.backends.per_cpu_buffers import LANE, LaneBuffers
 from tests.processes import call
 
 SLOTS = 8
@@ -201,7 +201,7 @@ def test_what_a_kernel_refuses_is_said_in_one_line_by_every_backend(tmp_path, mo
 
 def test_finishing_imports_no_pandas(tmp_path):
     """It is 40 MB of the memory that a tracer takes, and most of a second."""
-    code = "import sys; from tests.perf.made_up import finish_made_up; import iotwin.tracing_tools.recorder.session\n"
+    code = "import sys; from tests.perf.made_up import finish_made_up; import iotwin.tracing_tools.recorder.record_target\n"
     code += f"finish_made_up({str(tmp_path / 't')!r}, 20000); sys.exit('pandas' in sys.modules)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0

@@ -13,7 +13,7 @@ from iotwin.trace_store.clocks import interpolated
 from iotwin.trace_store.hosts.shifts import ShiftBounds, estimate_shifts
 from iotwin.trace_store.hosts.socket_order import socket_orders
 from iotwin.trace_store.manifest import ClockPair, Host, Manifest, Target
-from iotwin.trace_store.raw import recording, wall_clock_error
+from iotwin.trace_store.raw import record_files, wall_clock_error
 
 SECOND = 1_000_000_000
 MS = 1_000_000
@@ -218,8 +218,8 @@ def test_bounds_of_the_time_daemon(monkeypatch, status, largest, estimated, expe
 
     monkeypatch.setattr(wall_clock_error.ctypes, "CDLL", lambda name: Library())
     assert wall_clock_error.wall_clock_error() == expected
-    monkeypatch.setattr(recording, "_CLOCK_READINGS", 1)
-    reading = recording.read_clocks()
+    monkeypatch.setattr(record_files, "_CLOCK_READINGS", 1)
+    reading = record_files.read_clocks()
     assert (reading.max_error_ns, reading.estimated_error_ns) == (expected or (None, None))
 
 

@@ -15,7 +15,7 @@ from iotwin.common.units import format_size, parse_duration, parse_size
 from iotwin.trace_store import schema
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.finish import finish_trace, recover_trace
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import EVENT, NAME_OPENED, NameRecord, pack_call, pack_name
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.syscalls import CALLS

@@ -12,7 +12,7 @@ from iotwin.trace_store.columns import integers, rows_table
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.virtual_times import Jumps, moved
 from iotwin.tracesim import compare
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.workload_yaml import load
 from tests.conftest import ROOT
 from tests.synthetic import event_table

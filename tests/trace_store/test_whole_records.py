@@ -4,7 +4,7 @@ import pytest
 
 from iotwin.trace_store.manifest import ClockPair
 from iotwin.trace_store.raw.finish import _clock_bounds, finish_trace
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import LAST_NS
 from iotwin.trace_store.reader import Trace
 from tests.trace_store.test_finish import START_NS, gpu_calls, requests

@@ -464,7 +464,7 @@ def test_the_command(trace, rerun, capsys):
 
 
 def test_sentences_take_names():
-    from iotwin.tracesim.sentences import with_names
+    from iotwin.tracesim.difference_sentences import with_names
 
     text = "B reads 2 times fewer bytes in training (B: 1 MiB, A: 2 MiB); half of B's bytes; BIOR"
     said = with_names(text, "the job", "its twin")

@@ -11,6 +11,7 @@ from iotwin.tracesim.call_sums import CallSums
 from iotwin.tracesim.calls import OPEN, READ, SYNC, WRITE, Calls
 from iotwin.tracesim.checkpoint_writing import CheckpointWriting
 from iotwin.tracesim.concurrency import LEVEL_BINS, Readers, _level_bin
+from iotwin.tracesim.difference_sentences import differences
 from iotwin.tracesim.dimensions import DEFINITIONS, Score, _bars
 from iotwin.tracesim.interval import confidence_interval
 from iotwin.tracesim.latency import latency
@@ -18,7 +19,6 @@ from iotwin.tracesim.logbins import BINS, log_bin
 from iotwin.tracesim.order import FileParts, order_of
 from iotwin.tracesim.phases import PHASES, TIMED, TRAINING, Occurrences, whole_run
 from iotwin.tracesim.read_pauses import ReadRhythm
-from iotwin.tracesim.sentences import differences
 from iotwin.tracesim.verdict.aspects import AMOUNT, READERS, TIME, aspects_of
 from iotwin.tracesim.verdict.equivalence import INCONCLUSIVE, Equivalence, _margin
 from iotwin.tracesim.verdict.verdict_words import verdict as verdict_of

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from iotwin.benchmark.emulator.data.folders import open_folder
+from iotwin.benchmark.emulator.data.train_eval_files import open_folder
 from iotwin.common.errors import UsageError
 from iotwin.workload_yaml import Gamma, Normal, compose, load, select
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from iotwin.common.processes.memory import memory_limit
+from iotwin.common.processes.memory_limit import memory_limit
 from iotwin.trace_store.columns import add_at
 from iotwin.trace_store.figures.log_buckets import BUCKETS_PER_OCTAVE, bucket_from_zero
 from iotwin.trace_store.figures.process_ranks import hosts_and_ranks
 from iotwin.trace_store.figures.table_rows import TableRows
 from iotwin.trace_store.fold import Events, Ints, TraceStretch, fold_all
+from iotwin.trace_store.parallel_fold import Workers, in_this_process
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers, in_this_process
 
 BY = ("op", "file", "process", "host", "rank")
 PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}

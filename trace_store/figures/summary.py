@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iotwin.trace_store.figures.page_cache import FileReads, summarise_page_cache
+from iotwin.trace_store.figures.page_cache_hits import FileReads, summarise_page_cache
 from iotwin.trace_store.figures.statistics import PERCENTILES, Tally, document, rows
 from iotwin.trace_store.fold import CollectorSet, TraceStretch, fold
 from iotwin.trace_store.reader import Trace

@@ -12,7 +12,7 @@ from iotwin.trace_store.hosts.set_file import MAX_HOSTS, SetHost, write_set
 from iotwin.trace_store.hosts.set_tables import logged_ranks, trace_of_host
 from iotwin.trace_store.hosts.shifts import estimate_shifts
 from iotwin.trace_store.manifest import MANIFEST_NAME, traces_in
-from iotwin.trace_store.trace_tables import TraceTables
+from iotwin.trace_store.parquet_tables import TraceTables
 
 
 def make_set(directory: Path, traces: Sequence[Path]) -> list[SetHost]:

@@ -9,15 +9,15 @@ import pyarrow as pa
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import make_folder, open_new
-from iotwin.common.foreign_files import open_foreign
+from iotwin.common.untrusted_files import open_foreign
 from iotwin.trace_store import schema
 from iotwin.trace_store.hosts.make_set import set_of
 from iotwin.trace_store.hosts.set_file import MAX_HOSTS, is_set
 from iotwin.trace_store.hosts.set_tables import SetTables, open_set
 from iotwin.trace_store.manifest import Manifest, write_manifest
-from iotwin.trace_store.raw.recording import refuse_unusable
+from iotwin.trace_store.parquet_tables import SAMPLES
+from iotwin.trace_store.raw.record_files import refuse_unusable
 from iotwin.trace_store.trace_directory import made_trace
-from iotwin.trace_store.trace_tables import SAMPLES
 from iotwin.trace_store.writer import write_events, write_table
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")

@@ -7,7 +7,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder, struct_json, write_whole
-from iotwin.common.foreign_files import MOST_JSON_BYTES, read_foreign_struct
+from iotwin.common.untrusted_files import MOST_JSON_BYTES, read_foreign_struct
 from iotwin.trace_store.manifest import MANIFEST_NAME, SET_NAME, Evidence, Nanoseconds, Pid
 
 PIDS_PER_HOST = 1 << 22  # the kernel's greatest pid_max (include/linux/threads.h)

@@ -24,7 +24,7 @@ from iotwin.trace_store.columns import column, integers, plain_labels
 from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST, SetHost, read_set
 from iotwin.trace_store.hosts.set_manifest import set_manifest
 from iotwin.trace_store.manifest import SET_NAME, Manifest, TracedTask
-from iotwin.trace_store.trace_tables import BATCH_ROWS, SAMPLES, TraceTables
+from iotwin.trace_store.parquet_tables import BATCH_ROWS, SAMPLES, TraceTables
 
 _PART_ROWS = 1 << 20
 _LEAST_BATCH = 1 << 10  # fewest rows of a batch

@@ -20,7 +20,7 @@ from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import between_hosts, interpolated, summarise_clock
 from iotwin.trace_store.hosts.socket_order import socket_orders
 from iotwin.trace_store.manifest import ClockPair, Evidence
-from iotwin.trace_store.trace_tables import TraceTables
+from iotwin.trace_store.parquet_tables import TraceTables
 
 # adjtimex(2) changes a clock's rate by at most 500 ppm, so two clocks differ by at most twice that.
 _MOST_RATE = 1e-3

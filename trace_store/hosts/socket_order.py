@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from iotwin.trace_store import schema
 from iotwin.trace_store.columns import integers
-from iotwin.trace_store.trace_tables import TraceTables
+from iotwin.trace_store.parquet_tables import TraceTables
 
 # The path of a connected TCP socket ends in its own address and that of its peer.
 _ADDRESSES = re.compile(r"socket:\[\d+\] (?P<own>\S+)->(?P<peer>\S+)")

@@ -15,7 +15,7 @@ from iotwin.trace_store.importers.artifact_calls import read_block, read_calls
 from iotwin.trace_store.importers.assemble import Imported
 from iotwin.trace_store.importers.text import read_lines
 from iotwin.trace_store.logs.dlio_log import parse_edge
-from iotwin.trace_store.logs.mllog import read_log
+from iotwin.trace_store.logs.job_log import read_log
 from iotwin.trace_store.manifest import ClockPair
 
 _SECOND = 1_000_000_000

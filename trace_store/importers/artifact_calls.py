@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iotwin.common.foreign_files import read_foreign_lines
+from iotwin.common.untrusted_files import read_foreign_lines
 from iotwin.trace_store import schema
 from iotwin.trace_store.columns import column, labels, numbers
 from iotwin.trace_store.importers.sorted_calls import Runs, as_type, calls_of, calls_table, same_label, sorted_by_start

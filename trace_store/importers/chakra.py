@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.common.units import counted
+from iotwin.common.untrusted_files import open_foreign_unpacked
 from iotwin.trace_store import chakra as et
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported, sorted_table

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import open_foreign_unpacked
 from iotwin.common.units import counted
+from iotwin.common.untrusted_files import open_foreign_unpacked
 from iotwin.trace_store import schema
 from iotwin.trace_store.importers.assemble import Imported, sorted_table
 from iotwin.trace_store.importers.sorted_calls import Runs, calls_of

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iotwin.common.foreign_files import open_foreign
 from iotwin.common.units import counted
+from iotwin.common.untrusted_files import open_foreign
 from iotwin.trace_store.importers.assemble import Imported
 from iotwin.trace_store.importers.sorted_calls import Runs, calls_table
 from iotwin.trace_store.importers.text import read_lines

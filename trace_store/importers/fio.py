@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from iotwin.common.errors import UsageError
-from iotwin.common.foreign_files import open_foreign
+from iotwin.common.untrusted_files import open_foreign
 from iotwin.trace_store.importers.assemble import Imported
 from iotwin.trace_store.importers.sorted_calls import Runs, calls_of
 from iotwin.trace_store.importers.text import read_lines

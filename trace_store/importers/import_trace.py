@@ -9,7 +9,7 @@ import pyarrow as pa
 from iotwin.common.errors import IotwinError, UsageError, nearest
 from iotwin.trace_store.importers.assemble import Imported, write_imported
 from iotwin.trace_store.manifest import Manifest, read_manifest
-from iotwin.trace_store.raw.recording import refuse_unusable
+from iotwin.trace_store.raw.record_files import refuse_unusable
 
 # The module of each format, in the order in which formats are tried. A DFTracer file holds Chrome's events, one per line.
 FORMATS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.common.errors import UsageError
-from iotwin.common.foreign_files import open_foreign
+from iotwin.common.untrusted_files import open_foreign
 from iotwin.trace_store import strace_text as text
 from iotwin.trace_store.importers.assemble import Imported
 from iotwin.trace_store.importers.sorted_calls import Runs, calls_of

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import open_foreign, open_foreign_unpacked, read_foreign
 from iotwin.common.processes.parallel import in_threads
+from iotwin.common.untrusted_files import open_foreign, open_foreign_unpacked, read_foreign
 
 _BLOCK_BYTES = 1 << 23
 _PIECE_BYTES = 1 << 24

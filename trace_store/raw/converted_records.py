@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.files import open_whole, write_whole
-from iotwin.common.foreign_files import read_foreign
-from iotwin.trace_store.raw.recording import EVENTS_FILE, NAMES_FILE, write_all
+from iotwin.common.untrusted_files import read_foreign
+from iotwin.trace_store.raw.record_files import EVENTS_FILE, NAMES_FILE, write_all
 
 _BEGAN_FILE = "names.began"  # a copy of the name records that were written before the job started
 _MOST_NAMES_BYTES = 1 << 30

@@ -16,13 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import MOST_JSON_BYTES, decode_foreign, open_foreign, read_foreign, read_foreign_lines
 from iotwin.common.removal import remove_listed
 from iotwin.common.units import counted
+from iotwin.common.untrusted_files import MOST_JSON_BYTES, decode_foreign, open_foreign, read_foreign, read_foreign_lines
 from iotwin.trace_store import schema
 from iotwin.trace_store.clocks import one_by_one, realtime_to_monotonic, step_notes
 from iotwin.trace_store.columns import column, labels, rows_table
-from iotwin.trace_store.logs.mllog import read_log
+from iotwin.trace_store.logs.job_log import read_log
 from iotwin.trace_store.manifest import (
     MANIFEST_NAME,
     ClockPair,
@@ -39,7 +39,15 @@ from iotwin.trace_store.raw.block_table import write_blocks
 from iotwin.trace_store.raw.file_table import FileTable
 from iotwin.trace_store.raw.gpu_table import gpu_table
 from iotwin.trace_store.raw.process_table import process_table
-from iotwin.trace_store.raw.recording import BLOCKS_FILE, EVENTS_FILE, GPU_FILE, JOURNAL_FILE, NAMES_FILE, RAW, is_being_recorded
+from iotwin.trace_store.raw.record_files import (
+    BLOCKS_FILE,
+    EVENTS_FILE,
+    GPU_FILE,
+    JOURNAL_FILE,
+    NAMES_FILE,
+    RAW,
+    is_being_recorded,
+)
 from iotwin.trace_store.raw.records import EVENT, LAST_NS, LIFE_TYPES, RING_HEADER_BYTES, NameRecord, read_names
 from iotwin.trace_store.raw.ring import RUNNING_FILE, folders_from, record_folders
 from iotwin.trace_store.raw.sorted_records import sorted_chunks

@@ -15,7 +15,7 @@ import msgspec
 from iotwin.common.files import new_folder, write_whole
 from iotwin.common.removal import remove_listed
 from iotwin.trace_store.manifest import Manifest, Ring
-from iotwin.trace_store.raw.recording import NAMES_FILE, RAW, Recording
+from iotwin.trace_store.raw.record_files import NAMES_FILE, RAW, Recording
 from iotwin.trace_store.raw.records import EVENT
 
 RUNNING_FILE = "running.bin"  # name records of the processes and open files at the begin of a segment

@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 from iotwin.common.progress import Advance
 from iotwin.trace_store.figures.demand import Demand, demand_of
 from iotwin.trace_store.fold import Combined, EventDecoder, Events, TraceStretch, fold_all
+from iotwin.trace_store.parallel_fold import Workers
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FILE_KINDS
-from iotwin.trace_store.workers import Workers
 from iotwin.trace_visuals.bins import CallLanes, Grid, LaneBins
 from iotwin.trace_visuals.call_columns import COLUMNS, READ, STORAGE_KINDS, WRITE, CallColumns, Ints, calls_of
 from iotwin.trace_visuals.report.block_requests import BlockAnalysis, PhaseBytes, analyse_block
+from iotwin.trace_visuals.report.call_tables import OperationTable, ProcessTable, ReportedFiles
 from iotwin.trace_visuals.report.checkpoint_writes import ReadsDuringCheckpoints, checkpoint_writes_ns
 from iotwin.trace_visuals.report.heatmap import Heat, HeatMap
-from iotwin.trace_visuals.report.lanes import LaneName, LanePlan
 from iotwin.trace_visuals.report.slowest_calls import EveryCall, SlowestCalls
 from iotwin.trace_visuals.report.survey import Survey, surveys
-from iotwin.trace_visuals.report.tables import OperationTable, ProcessTable, ReportedFiles
+from iotwin.trace_visuals.report.timeline_rows import LaneName, LanePlan
 from iotwin.trace_visuals.requests import (
     BLOCK_LANES,
     CHECKPOINT_PARTS,

@@ -9,7 +9,7 @@ import pandas as pd
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.bins import CallLanes, Floats
 from iotwin.trace_visuals.call_columns import Ints
-from iotwin.trace_visuals.report.lanes import LaneName
+from iotwin.trace_visuals.report.timeline_rows import LaneName
 
 _CURVE_POINTS = 400
 _PERCENTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99, "most_ns": 1.0}

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.errors import IotwinError
+from iotwin.trace_store.parallel_fold import Workers
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers
+from iotwin.tracesim.difference_sentences import with_names
 from iotwin.tracesim.dimensions import Curve
-from iotwin.tracesim.sentences import with_names
 from iotwin.tracesim.similarity import Dimension, compare
 from iotwin.tracesim.verdict.equivalence_sentences import sentences_of_test
 

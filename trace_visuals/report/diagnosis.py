@@ -12,10 +12,10 @@ from iotwin.trace_visuals.call_columns import GROUPS, OPEN, READ, SYNC, WRITE, s
 from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.histogram import LogHistogram
 from iotwin.trace_visuals.report.analysis import Analysis
+from iotwin.trace_visuals.report.call_tables import LARGE_BYTES
 from iotwin.trace_visuals.report.checkpoint_writes import APART, DURING, checkpoint_parts_s, concurrent_writes_ns
 from iotwin.trace_visuals.report.recompute import CURVES, recompute_shares
 from iotwin.trace_visuals.report.resumption import resumption
-from iotwin.trace_visuals.report.tables import LARGE_BYTES
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 
 _SECOND = 1e9

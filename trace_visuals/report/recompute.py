@@ -5,7 +5,7 @@ import pandas as pd
 
 from iotwin.common.mllog import TENSOR_BYTES
 from iotwin.common.units import format_size
-from iotwin.trace_store.logs.mllog import read_parts, read_points, read_values
+from iotwin.trace_store.logs.job_log import read_parts, read_points, read_values
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_visuals.bins import Grid, Spread
 

@@ -12,14 +12,14 @@ from typing import Any
 from iotwin.common.errors import UsageError
 from iotwin.common.files import check_output, check_type, write_whole
 from iotwin.common.progress import progress
+from iotwin.trace_store.parallel_fold import Workers, workers
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers, workers
 from iotwin.trace_visuals import style
 from iotwin.trace_visuals.labels import trace_labels
 from iotwin.trace_visuals.report.analysis import Analysis, Detail, analyse
 from iotwin.trace_visuals.report.comparison import comparison_documents
 from iotwin.trace_visuals.report.page_data import trace_document
-from iotwin.trace_visuals.report.response import response_document
+from iotwin.trace_visuals.report.response_table import response_document
 from iotwin.trace_visuals.windows import choose_view
 
 # Script files of the page, in the order in which it runs them.

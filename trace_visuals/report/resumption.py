@@ -3,7 +3,7 @@
 import numpy as np
 
 from iotwin.common.units import counted, format_duration
-from iotwin.trace_store.logs.mllog import read_values
+from iotwin.trace_store.logs.job_log import read_values
 from iotwin.trace_visuals.moments import KILLED, RESTORE_PART, moments
 from iotwin.trace_visuals.report.analysis import Analysis
 

@@ -12,8 +12,8 @@ import numpy as np
 from iotwin.common.progress import Advance
 from iotwin.trace_store.columns import integers
 from iotwin.trace_store.fold import Events, TraceStretch, fold_all
+from iotwin.trace_store.parallel_fold import Workers, in_this_process
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import Workers, in_this_process
 from iotwin.trace_visuals.call_columns import COLUMNS, Ints, calls_of, span_ns
 
 

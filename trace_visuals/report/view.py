@@ -20,16 +20,16 @@ import numpy as np
 import pyarrow.compute as pc
 
 from iotwin.common.progress import progress
+from iotwin.trace_store.parallel_fold import in_this_process
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_store.workers import in_this_process
 from iotwin.trace_visuals.bins import Grid, LaneBins
 from iotwin.trace_visuals.call_columns import read_calls
 from iotwin.trace_visuals.labels import trace_labels
 from iotwin.trace_visuals.report.analysis import Analysis, Detail, analyse, with_requests
-from iotwin.trace_visuals.report.lanes import LanePlan
 from iotwin.trace_visuals.report.page_data import calls_document, lanes_document, lanes_shown
 from iotwin.trace_visuals.report.report_page import Verdicts, check_number, page, report_document
 from iotwin.trace_visuals.report.slowest_calls import EveryCall
+from iotwin.trace_visuals.report.timeline_rows import LanePlan
 from iotwin.trace_visuals.windows import choose_view
 
 _BINS = 8_192  # bins of time on the page, for all traces together; the server computes finer bins on request

@@ -9,8 +9,8 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_json, write_whole
 from iotwin.trace_visuals.steps.distributions import DistributionFit, fit_compute_time
 from iotwin.trace_visuals.steps.panels import draw_all
-from iotwin.trace_visuals.steps.read import read_steps
-from iotwin.trace_visuals.steps.tables import CONFIGURATION, predicted, regressions, settled, statistics, throughputs
+from iotwin.trace_visuals.steps.step_logs import read_steps
+from iotwin.trace_visuals.steps.step_statistics import CONFIGURATION, predicted, regressions, settled, statistics, throughputs
 
 _MODEL_KNOTS = 101
 

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 
 from iotwin.common.files import write_whole
-from iotwin.common.foreign_files import sha256_of
+from iotwin.common.untrusted_files import sha256_of
 from iotwin.trace_visuals.bins import CallLanes
 from iotwin.trace_visuals.call_columns import GROUPS
 from iotwin.trace_visuals.requests import BLOCK_LANES
 from iotwin.trace_visuals.style import PASS_COLOURS
-from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
+from iotwin.trace_visuals.timeline.read_timeline import ROW_GROUPS, TraceTimeline
 from iotwin.trace_visuals.timeline.rows import disk_rates, in_flight, throughput
 
 _SECOND = 1e9

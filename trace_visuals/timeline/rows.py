@@ -29,8 +29,8 @@ from iotwin.trace_visuals.style import (
     PURPLE,
     RECOMPUTE_COLOURS,
 )
-from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline
-from iotwin.trace_visuals.timeline.passes import draw_passes
+from iotwin.trace_visuals.timeline.pipeline_rows import draw_passes
+from iotwin.trace_visuals.timeline.read_timeline import ROW_GROUPS, TraceTimeline
 
 _SECOND = 1e9
 _MOST_STEPS = 300  # most steps that are marked; more marks would be a grey blur

@@ -39,8 +39,8 @@ from iotwin.trace_visuals.style import (
     save_figure,
 )
 from iotwin.trace_visuals.timeline import rows as draw_row
-from iotwin.trace_visuals.timeline.data import ROW_GROUPS, TraceTimeline, load_timeline
 from iotwin.trace_visuals.timeline.plotted_data import identities, write_plotted_data
+from iotwin.trace_visuals.timeline.read_timeline import ROW_GROUPS, TraceTimeline, load_timeline
 from iotwin.trace_visuals.windows import View, choose_view
 
 _SECOND = 1e9

@@ -16,7 +16,7 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder, temporary_directory, write_whole
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import EVENT
 from iotwin.trace_store.syscalls import Kind, calls_of
 from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope

@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_new
-from iotwin.common.foreign_files import open_foreign, read_foreign
 from iotwin.common.processes.children import dying_with_us
+from iotwin.common.untrusted_files import open_foreign, read_foreign
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.raw import records
 from iotwin.trace_store.raw.converted_records import ConvertedRecords
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.syscalls import CALLS, OPEN_KINDS, Kind
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.backends import tracefs
 from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
 from iotwin.tracing_tools.backends.kernel_types import KernelTypes
 from iotwin.tracing_tools.probes import BPFTRACE_EVENTS
-from iotwin.tracing_tools.targets.processes import is_asleep
+from iotwin.tracing_tools.targets.running_processes import is_asleep
 
 _READY_S, _CATCH_UP_S, _STOP_S, _INTERRUPT_EVERY_S = 30.0, 60.0, 20.0, 0.5
 _POLL_S = 0.02

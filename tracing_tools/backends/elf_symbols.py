@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import open_foreign
+from iotwin.common.untrusted_files import open_foreign
 
 _SECTION = np.dtype([
     ("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"), ("size", "<u8"), ("link", "<u4"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError
 from iotwin.trace_store.raw.cuda_calls import CUDA_CALLS, FUNCTION_OF_SYMBOL, packed_arguments
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import GPU_CALL
 from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
 from iotwin.tracing_tools.backends import libbpf, task_filter
@@ -23,7 +23,7 @@ from iotwin.tracing_tools.backends.elf_symbols import function_offsets
 from iotwin.tracing_tools.backends.ring_buffer import GPU_CALLS_BYTES, MAPPERS_BYTES, RingBuffer
 from iotwin.tracing_tools.backends.task_filter import IN_TREE
 from iotwin.tracing_tools.probes import compiled_probes
-from iotwin.tracing_tools.targets.processes import running_pids
+from iotwin.tracing_tools.targets.running_processes import running_pids
 
 _MAPPER = np.dtype([("header", "<u4"), ("page", "<u4"), ("pid", "<u8")])
 _SETTLED_NS = 300_000_000  # time from the begin of an mmap until /proc/PID/maps surely lists the mapping

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from iotwin.common.errors import IotwinError
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import BLOCK, EVENT, RING_HEADER_BYTES
 from iotwin.trace_store.syscalls import calls_of
 from iotwin.tracing_tools.backend_base import Backend, Ledger, Scope
 from iotwin.tracing_tools.backends import task_filter
 from iotwin.tracing_tools.backends.bpf_object import BpfObject, libbpf_unavailable_reason, missing_tracepoints, possible_cpus
 from iotwin.tracing_tools.backends.kernel_support import ebpf_unavailable_reason
-from iotwin.tracing_tools.backends.lanes import LaneBuffers
+from iotwin.tracing_tools.backends.per_cpu_buffers import LaneBuffers
 from iotwin.tracing_tools.backends.ring_buffer import BLOCKS_BYTES, EVENTS_BYTES, NAMES_BYTES, RingBuffer
 from iotwin.tracing_tools.probes import compiled_probes
 from iotwin.tracing_tools.targets.block_cgroup import BlockCgroup

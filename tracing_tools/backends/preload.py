@@ -17,15 +17,15 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import open_new, write_whole
-from iotwin.common.foreign_files import open_foreign
+from iotwin.common.untrusted_files import open_foreign
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.raw.converted_records import ConvertedRecords
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.backends.job_directory import make_job_directory, run_as_job
 from iotwin.tracing_tools.probes import PRELOAD_SOURCE
-from iotwin.tracing_tools.targets.held_folder import HeldFolder, remove_stale
+from iotwin.tracing_tools.targets.temporary_folders import HeldFolder, remove_stale
 
 _FLAGS = ["-O2", "-shared", "-fPIC"]
 _PROGRAM_INTERPRETER = 3  # PT_INTERP of elf(5)

@@ -20,17 +20,17 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_whole
-from iotwin.common.foreign_files import open_foreign, read_foreign_text
+from iotwin.common.untrusted_files import open_foreign, read_foreign_text
 from iotwin.trace_store import strace_text as text
 from iotwin.trace_store.manifest import Manifest
 from iotwin.trace_store.raw import records
 from iotwin.trace_store.raw.converted_records import ConvertedRecords
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.strace_replay import FOLLOWED, FORKS, Replay, command_line, mapped
 from iotwin.trace_store.syscalls import CALLS, OPEN_KINDS, Kind, calls_of
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.backends.job_directory import make_for_job, make_job_directory
-from iotwin.tracing_tools.targets.processes import processes_called_with
+from iotwin.tracing_tools.targets.running_processes import processes_called_with
 
 # Kinds of calls that this backend does not record, as it does not parse their arguments.
 _NOT_IN_TEXT = (Kind.SEND, Kind.COPY, Kind.MAPPED, Kind.AIO_SUBMIT, Kind.AIO_COLLECT)

@@ -9,7 +9,7 @@ from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.exports.chakra import write_chakra
 from iotwin.tracing_tools.exports.chrome import write_chrome
 from iotwin.tracing_tools.exports.csv_events import write_csv
-from iotwin.tracing_tools.exports.iolog import write_iolog
+from iotwin.tracing_tools.exports.fio_log import write_iolog
 from iotwin.tracing_tools.exports.perfetto import write_perfetto
 
 _ENDINGS = {

@@ -1,4 +1,4 @@
-/* The records that all probes write. trace_store/raw/records.py and backends/lanes.py define the same layouts;
+/* The records that all probes write. trace_store/raw/records.py and backends/per_cpu_buffers.py define the same layouts;
  * tests/tracing_tools/probes/test_record_layout.py compares them field by field.
  *
  * In ring buffers, lanes and files, 8 bytes precede each record: its length, and a word that belongs to the ring buffer.

@@ -23,15 +23,15 @@ from typing import Any, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.process_settings import die_with_parent, name_process
 from iotwin.common.progress import note
-from iotwin.trace_store.raw.recording import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW
+from iotwin.common.untrusted_files import decode_foreign
+from iotwin.trace_store.raw.record_files import EVENTS_FILE, JOURNAL_FILE, NAMES_FILE, RAW
 from iotwin.trace_store.raw.records import EVENT, whole_names
 from iotwin.tracing_tools.recorder.live_phases import Lines
 from iotwin.tracing_tools.recorder.live_tally import LiveTally
 from iotwin.tracing_tools.recorder.live_view import LiveView, warm_up
-from iotwin.tracing_tools.recorder.metrics import MetricsOutput, MetricsPage
+from iotwin.tracing_tools.recorder.openmetrics import MetricsOutput, MetricsPage
 from iotwin.tracing_tools.recorder.stall_watch import StallWatch
 from iotwin.tracing_tools.recorder.unprivileged_process import fork_apart, leave_root
 from iotwin.tracing_tools.targets.user import User

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from iotwin.trace_store.logs.mllog import phase_edge
+from iotwin.trace_store.logs.job_log import phase_edge
 from iotwin.trace_store.schema import PHASE_NAMES
 
 _MAX_LINE_BYTES = 1 << 16  # most bytes of a log line

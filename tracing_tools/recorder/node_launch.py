@@ -12,9 +12,9 @@ from iotwin.common.progress import note
 from iotwin.common.ranks import NodeTask
 from iotwin.common.signals import interrupts_held
 from iotwin.trace_store.manifest import MANIFEST_NAME, Manifest, read_manifest
-from iotwin.trace_store.raw.recording import RAW
+from iotwin.trace_store.raw.record_files import RAW
 from iotwin.tracing_tools.recorder.interruption import Interruption
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_target
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_target
 from iotwin.tracing_tools.targets.command import become_command, program_of
 from iotwin.tracing_tools.targets.node_tasks import (
     ANSWER_S,

@@ -9,7 +9,7 @@ from pathlib import Path
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.tracing_tools.backend_base import Scope
 from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount, cgroup_mounts, v1_cgroup_of
-from iotwin.tracing_tools.targets.processes import cgroup_of, container_id, remove_tree
+from iotwin.tracing_tools.targets.running_processes import cgroup_of, container_id, remove_tree
 
 _INITIAL_CGROUP_NAMESPACE = 0xEFFFFFFB  # include/linux/proc_ns.h, PROC_CGROUP_INIT_INO
 _ROOT_INODE = 1  # inode of a hierarchy's real root; the root that a cgroup namespace shows has another inode

@@ -18,7 +18,7 @@ from iotwin.trace_store.raw.file_table import readable
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.targets.cgroup import JobCgroup
 from iotwin.tracing_tools.targets.job_output import JobOutput
-from iotwin.tracing_tools.targets.processes import is_asleep, open_files, process_tree, running_processes
+from iotwin.tracing_tools.targets.running_processes import is_asleep, open_files, process_tree, running_processes
 from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups
 from iotwin.tracing_tools.targets.target import TraceTarget
 from iotwin.tracing_tools.targets.user import User, invoking_user

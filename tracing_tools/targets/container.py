@@ -20,7 +20,7 @@ from iotwin.tracing_tools.backend_base import Backend
 from iotwin.tracing_tools.targets.cgroup import Cgroup, JobCgroup
 from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount
 from iotwin.tracing_tools.targets.container_output import ContainerOutput, Parts
-from iotwin.tracing_tools.targets.processes import cgroup_of
+from iotwin.tracing_tools.targets.running_processes import cgroup_of
 from iotwin.tracing_tools.targets.running_targets import RunningTarget
 
 _STATUS_S = 60.0  # how long a working engine may take to report a status on a busy machine

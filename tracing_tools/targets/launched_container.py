@@ -28,8 +28,8 @@ from iotwin.tracing_tools.targets.container import (
     docker_sdk,
     in_one_line,
 )
-from iotwin.tracing_tools.targets.engine_gate import EngineGate, can_gate
-from iotwin.tracing_tools.targets.processes import process_tree, remove_tree, signal_tree
+from iotwin.tracing_tools.targets.docker_proxy import EngineGate, can_gate
+from iotwin.tracing_tools.targets.running_processes import process_tree, remove_tree, signal_tree
 
 _END_S = 2.0  # seconds that a launcher may take to notice its container's end, and then again to end after SIGTERM
 

@@ -22,13 +22,13 @@ from pathlib import Path
 import msgspec
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.ranks import NodeTask
+from iotwin.common.untrusted_files import decode_foreign
 from iotwin.trace_store.manifest import Target, TracedTask
 from iotwin.tracing_tools.backend_base import Backend
 from iotwin.tracing_tools.targets.cgroup import JobCgroup
 from iotwin.tracing_tools.targets.command import CommandTarget
-from iotwin.tracing_tools.targets.processes import open_files, process_tree
+from iotwin.tracing_tools.targets.running_processes import open_files, process_tree
 
 _MOST_BYTES = 1 << 16  # most bytes of a message
 _CREDENTIALS = struct.Struct("iII")  # struct ucred of socket(7): pid, user id, group id
@@ -269,7 +269,7 @@ class NodeTarget(CommandTarget):
 
 
 def logs_prefix(rank: int) -> str:
-    """Return the prefix of the names of the logs of the task `rank` (see trace_store.logs.mllog.rank_of_log)."""
+    """Return the prefix of the names of the logs of the task `rank` (see trace_store.logs.job_log.rank_of_log)."""
     return f"rank-{rank}."
 
 

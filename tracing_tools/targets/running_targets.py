@@ -9,7 +9,7 @@ from iotwin.trace_store.manifest import Target
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.targets.cgroup import Cgroup
 from iotwin.tracing_tools.targets.command import CommandTarget
-from iotwin.tracing_tools.targets.processes import process_tree, running_processes
+from iotwin.tracing_tools.targets.running_processes import process_tree, running_processes
 from iotwin.tracing_tools.targets.target import TraceTarget
 
 _TREE_EVERY_S = 0.25

@@ -6,7 +6,7 @@ from typing import ClassVar
 from iotwin.trace_store.manifest import Target
 from iotwin.tracing_tools.backend_base import Backend, Scope
 from iotwin.tracing_tools.targets.cgroup import Cgroup
-from iotwin.tracing_tools.targets.processes import running_processes
+from iotwin.tracing_tools.targets.running_processes import running_processes
 
 
 class TraceTarget:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from iotwin.common.files import scratch_folder, write_json
-from iotwin.common.foreign_files import read_foreign
+from iotwin.common.untrusted_files import read_foreign
 
 _MOST_PROFILE_BYTES = 1 << 33
 _HOST_LEVEL = 2  # the profiler's lowest level that records the operations that TensorFlow runs

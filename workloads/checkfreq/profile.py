@@ -12,7 +12,7 @@ import torch
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import file_system_of, make_folder, write_json
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workloads.checkfreq.checkpoint import CFCheckpoint
 from iotwin.workloads.checkfreq.manager import CFManager
 from iotwin.workloads.policies.adaptive_interval import CheckpointProfile, IntervalPlan

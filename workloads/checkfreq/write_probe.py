@@ -10,7 +10,7 @@ from pathlib import Path
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import cache_folder, file_system_of, make_folder, write_fully, write_json
-from iotwin.common.foreign_files import read_foreign_struct
+from iotwin.common.untrusted_files import read_foreign_struct
 
 _BLOCK_BYTES = 1 << 20
 _SMALL_BYTES = 4096

@@ -6,11 +6,11 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError, UsageError, nearest
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.durations import Duration, Normal, Quantiles
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.common.untrusted_files import read_foreign_json
 
 ORIGINAL, INSTRUMENTED, SLEEP, PROFILER = "original", "instrumented", "sleep", "profiler"
 TIMED = (INSTRUMENTED, SLEEP)  # variants that log the parts of steps

@@ -12,8 +12,8 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
-from iotwin.common.foreign_files import read_foreign_struct
 from iotwin.common.processes.children import dying_with_us
+from iotwin.common.untrusted_files import read_foreign_struct
 from iotwin.workloads.detrain.instrumentation import CallLine, Instrumentation, changed_sources, write_instrumentation
 from iotwin.workloads.detrain.observed_loops import MOST_ITERATIONS, LoopReport
 

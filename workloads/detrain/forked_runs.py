@@ -12,10 +12,10 @@ from typing import Self, TypeVar
 import msgspec
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.children import dying_with_us
 from iotwin.common.processes.process_settings import die_with_parent
 from iotwin.common.ranks import become_local_rank
+from iotwin.common.untrusted_files import decode_foreign
 
 MOST_MESSAGE_BYTES = 1 << 20
 

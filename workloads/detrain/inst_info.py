@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign_text
+from iotwin.common.untrusted_files import read_foreign_text
 from iotwin.workloads.detrain.instrumentation import (
     MOST_SOURCE_BYTES,
     BatchSource,

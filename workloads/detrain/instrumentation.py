@@ -9,7 +9,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import struct_json, write_whole
-from iotwin.common.foreign_files import read_foreign, read_foreign_struct
+from iotwin.common.untrusted_files import read_foreign, read_foreign_struct
 
 VERSION = 1
 SURE = 0.5  # below this confidence a script runs only with --force

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign, read_foreign_text
+from iotwin.common.untrusted_files import read_foreign, read_foreign_text
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES, CallLine, Instrumentation, SourceLine
 from iotwin.workloads.detrain.source_analysis.dead_variables import dead_variables
 

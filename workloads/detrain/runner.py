@@ -16,8 +16,8 @@ import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError, in_one_line
 from iotwin.common.files import make_folder, write_json
-from iotwin.common.foreign_files import read_foreign
 from iotwin.common.progress import note
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.workloads.detrain.instrumentation import (
     KERAS_FIT,
     MOST_SOURCE_BYTES,

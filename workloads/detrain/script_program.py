@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES
 from iotwin.workloads.detrain.rewrite import SESSION
 

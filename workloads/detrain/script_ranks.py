@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.ranks import from_environment, launched_by_torchrun
+from iotwin.common.untrusted_files import decode_foreign
 
 _LONGEST_WAIT = timedelta(minutes=30)  # for a rank that is slower than this one; as long as gloo's own
 _KEPT = 1000  # number of exchanges after which the store is emptied, since it grows with each batch

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import distributed
 
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.tensor_file import Tensor
+from iotwin.common.untrusted_files import decode_foreign
 from iotwin.workloads.state.torch_state import flatten, unflatten
 
 

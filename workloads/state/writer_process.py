@@ -22,10 +22,10 @@ import numpy as np
 from iotwin.common.checkpoints import CheckpointManifest
 from iotwin.common.commit import Store
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.process_settings import die_with_parent, name_process
 from iotwin.common.retention import Retention
 from iotwin.common.tensor_file import Entry, Packed
+from iotwin.common.untrusted_files import decode_foreign
 
 _LENGTH = struct.Struct("<Q")
 _END_S = 60.0  # seconds that the process gets to end before it is killed

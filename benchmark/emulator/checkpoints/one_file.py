@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from iotwin.benchmark.emulator import waits
-from iotwin.common.beneath import folder_of
 from iotwin.common.direct_io import DirectWriter, write_once
 from iotwin.common.errors import IotwinError
 from iotwin.common.numbers.keyed import Purpose, generator
 from iotwin.common.numbers.sleeper import Sleeper
+from iotwin.common.paths_below import folder_of
 from iotwin.workload_yaml import CheckpointFile, TwinCheckpoint
 
 LARGEST_BYTES = 8 << 20  # largest size of the buffer that checkpoints are written from, and of one read

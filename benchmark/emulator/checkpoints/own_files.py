@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from iotwin.common.beneath import open_beneath, stays_within
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import decode_foreign
+from iotwin.common.paths_below import open_beneath, stays_within
+from iotwin.common.untrusted_files import decode_foreign
 from iotwin.workload_yaml.checkpoint_names import WORDS, numbers_in
 
 _NAME = "iotwin-emulated.txt"  # name of rank 0's note; that of rank 3 is iotwin-emulated-3.txt

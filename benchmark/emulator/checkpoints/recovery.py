@@ -11,12 +11,12 @@ from pathlib import Path
 
 from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.checkpoints.background import Written
-from iotwin.benchmark.emulator.checkpoints.folders import folder_name
+from iotwin.benchmark.emulator.checkpoints.checkpoint_folders import folder_name
 from iotwin.benchmark.emulator.checkpoints.one_file import PlannedFile
 from iotwin.benchmark.emulator.checkpoints.own_files import existing_files
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, checkpoint_number
 from iotwin.benchmark.emulator.readers.access import BufferedToEnd
-from iotwin.common.beneath import folder_of
+from iotwin.common.paths_below import folder_of
 from iotwin.workload_yaml import TwinCheckpoint
 
 CHECKED_BYTES = 1 << 20  # size of a read whose bytes the job checksums

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from iotwin.benchmark.emulator import waits
-from iotwin.benchmark.emulator.checkpoints import folders, recovery
+from iotwin.benchmark.emulator.checkpoints import checkpoint_folders, recovery
 from iotwin.benchmark.emulator.checkpoints.background import Background, EmulatedSnapshot, Written
+from iotwin.benchmark.emulator.checkpoints.mapped_slots import make_slots
+from iotwin.benchmark.emulator.checkpoints.object_stores import RemoteCheckpoints
 from iotwin.benchmark.emulator.checkpoints.one_file import LARGEST_BYTES, CheckpointContent, FileWriter, PlannedFile
 from iotwin.benchmark.emulator.checkpoints.own_files import claim
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan, Number, checkpoint_name, rank_read
-from iotwin.benchmark.emulator.checkpoints.remote import RemoteCheckpoints
-from iotwin.benchmark.emulator.checkpoints.slots import make_slots
 from iotwin.benchmark.emulator.plugins import CHECKPOINTS, load_plugin
 from iotwin.benchmark.emulator.ranks import Rank
 from iotwin.benchmark.emulator.threads import TaskThreads
@@ -102,7 +102,7 @@ class CheckpointWriter:
         self._disk = recovery.CheckpointsOnDisk(folder, self._plan)
         ever = [self._plan.written(each) for each in range(member.count)]
         names = [file.name for files in ever for file in files if section.files or file.slots]
-        names += [folders.unfinished(name) for name in names if self._in_folders]
+        names += [checkpoint_folders.unfinished(name) for name in names if self._in_folders]
         in_the_way = [] if section.files else [checkpoint_name(*number) for number in self._disk.folders()]
         self._own = claim(folder, self._rank, names, in_the_way)
         self._job_times = JobTimes(section, seed, self._rank)
@@ -131,7 +131,7 @@ class CheckpointWriter:
             return self._disk.numbers() if config.twin.resume is not None and section.files else []
         for number in section.before:  # every rank creates all, since each may read them before the ranks meet
             for file in self._plan.written_by_all(number):
-                for name in {file.name, folders.leaving(file.name)} if self._in_folders else {file.name}:
+                for name in {file.name, checkpoint_folders.leaving(file.name)} if self._in_folders else {file.name}:
                     self._own.add(name)
                 try:
                     recovery.stand_in(self._folder, file.name, file.size_bytes)
@@ -222,8 +222,10 @@ class CheckpointWriter:
             self._take_snapshot(number, planned)
         self._sleeper.sleep(spent.lead_s)
         # Files outside of checkpoint folders hold a folder's name, so they are written after the folder has its final name.
-        first = [self._in_folders and folders.folder_name(file.name) is not None for file in planned]
-        commits = self._in_folders and any(folders.folder_name(file.name) for file in self._plan.written_by_all(number))
+        first = [self._in_folders and checkpoint_folders.folder_name(file.name) is not None for file in planned]
+        commits = self._in_folders and any(
+            checkpoint_folders.folder_name(file.name) for file in self._plan.written_by_all(number)
+        )
         written = []
         for in_folder in (True, False):
             own = [
@@ -263,11 +265,11 @@ class CheckpointWriter:
             names = [file.name for file in self._plan.written_by_all(number)]
             for name in names:
                 self._own.add(name)
-            for folder in dict.fromkeys(filter(None, map(folders.folder_name, names))):
+            for folder in dict.fromkeys(filter(None, map(checkpoint_folders.folder_name, names))):
                 try:
                     if (self._folder / folder).exists():  # an earlier run wrote it
-                        folders.remove(self._folder, folder, self._own.below(folder))
-                    folders.commit(self._folder, folder, self._section.directory_sync)
+                        checkpoint_folders.remove(self._folder, folder, self._own.below(folder))
+                    checkpoint_folders.commit(self._folder, folder, self._section.directory_sync)
                 except OSError as error:
                     raise IotwinError(
                         f"{self._folder / folder}: the checkpoint cannot be renamed: {error.strerror}; change its folder"
@@ -283,9 +285,9 @@ class CheckpointWriter:
         return pool.map(lambda own: self._save_file(own[0], epoch, own[1], waits.new_sleeper()), files)
 
     def _save_file(self, file: PlannedFile, epoch: int, serialization_s: float, sleeper: Sleeper) -> Written:
-        name = folders.unfinished(file.name) if self._in_folders else file.name
+        name = checkpoint_folders.unfinished(file.name) if self._in_folders else file.name
         final = self._folder / name
-        for own in {name, file.name, folders.leaving(file.name)} if self._in_folders else {name}:
+        for own in {name, file.name, checkpoint_folders.leaving(file.name)} if self._in_folders else {name}:
             self._own.add(own)
         self._retention.removed.discard(file.name)
         start_ns = waits.now_ns()
@@ -321,12 +323,12 @@ class CheckpointWriter:
     def _remove_own(self, names: Iterable[str]) -> None:
         """Remove the files among `names` that an emulator wrote. Another rank may remove them at the same time."""
         for name in names:
-            folder = folders.folder_name(name) if self._in_folders else None
+            folder = checkpoint_folders.folder_name(name) if self._in_folders else None
             if folder is None:
                 with suppress(OSError):
                     unlink_beneath(self._folder, name)
             elif self._rank == 0 and (self._folder / folder).exists():
-                folders.remove(self._folder, folder, self._own.below(folder))
+                checkpoint_folders.remove(self._folder, folder, self._own.below(folder))
 
     def _inspect_all(self) -> None:
         """Inspect the existing checkpoints, newest first, as a job does before it adds or loads a checkpoint."""

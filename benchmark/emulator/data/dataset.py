@@ -7,8 +7,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from iotwin.benchmark.emulator.data.folders import Paths, find_files
 from iotwin.benchmark.emulator.data.order import Batch
+from iotwin.benchmark.emulator.data.train_eval_files import Paths, find_files
 from iotwin.benchmark.emulator.readers.access import Buffered
 from iotwin.benchmark.emulator.readers.numpy_files import NumpyLoad
 from iotwin.benchmark.emulator.readers.open_reader import file_format, make_reader, open_reader

@@ -12,8 +12,8 @@ from iotwin.benchmark.emulator import waits
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader, MainLoader, ThreadLoader
-from iotwin.benchmark.emulator.loaders.processes import WorkerLoader
-from iotwin.benchmark.emulator.loaders.stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
+from iotwin.benchmark.emulator.loaders.loader_processes import WorkerLoader
+from iotwin.benchmark.emulator.loaders.record_stream import TF_BUFFER_BYTES, StreamLoader, StreamPlan
 from iotwin.benchmark.emulator.plugins import LOADERS, load_plugin
 from iotwin.benchmark.emulator.readers.open_reader import past_page_cache
 from iotwin.common.numbers.draws import DrawnTime

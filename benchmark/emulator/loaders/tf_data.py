@@ -10,7 +10,7 @@ import numpy as np
 from iotwin.benchmark.emulator.data.dataset import SampleSet
 from iotwin.benchmark.emulator.data.order import Batch
 from iotwin.benchmark.emulator.loaders.base import Fetched, Fetcher, Loader
-from iotwin.benchmark.emulator.loaders.stream import StreamPlan, preprocessing_s
+from iotwin.benchmark.emulator.loaders.record_stream import StreamPlan, preprocessing_s
 from iotwin.common.errors import IotwinError
 from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.permutation import Permutation

@@ -89,7 +89,7 @@ class Indexed:
 class TfRecord:
     """Reads TFRecord files sample by sample: once a scan of the file for the frames, then one read for each record.
 
-    A file with one sample is read whole. For jobs that stream TFRecords, see `benchmark.emulator.loaders.stream`.
+    A file with one sample is read whole. For jobs that stream TFRecords, see `benchmark.emulator.loaders.record_stream`.
     """
 
     def __init__(self, opener: Opener) -> None:

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from pathlib import Path
 
 from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
-from iotwin.common.beneath import folder_of, open_beneath
 from iotwin.common.errors import IotwinError
+from iotwin.common.paths_below import folder_of, open_beneath
 from iotwin.common.units import format_size
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_DIRECT, FLAG_TRUNCATE, FLAG_WRITABLE
 from iotwin.workload_yaml.recording import RecordedFile

@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from iotwin.benchmark.emulator.recorded.files import JobFiles
-from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
+from iotwin.benchmark.emulator.recorded.open_files import Descriptors, Maps
 from iotwin.benchmark.emulator.recorded.shared_state import (
     BUCKETS,
     DONE,

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 
-from iotwin.benchmark.emulator.recorded.memory import Descriptors, Maps
+from iotwin.benchmark.emulator.recorded.open_files import Descriptors, Maps
 from iotwin.benchmark.emulator.recorded.player import Player
 from iotwin.benchmark.emulator.recorded.shared_state import (
     DONE,

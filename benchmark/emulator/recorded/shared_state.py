@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.files import JobFiles
-from iotwin.benchmark.emulator.recorded.slots import VirtualReplay
 from iotwin.benchmark.emulator.recorded.step_points import StepPoints
+from iotwin.benchmark.emulator.recorded.thread_slots import VirtualReplay
 from iotwin.common.mllog import MlLog
 from iotwin.workload_yaml.recording import CALLS, Header, TwinRecording
 

@@ -8,10 +8,10 @@ received at that time or when the receiver is due, whichever is later.
 import os
 import select
 
-from iotwin.benchmark.emulator.clock import CHANGED
 from iotwin.benchmark.emulator.recorded.player import Player
 from iotwin.benchmark.emulator.recorded.shared_state import FIRST_PIPE, GO_ON, LET_GO, RUNNING, STATE, WAITING
-from iotwin.benchmark.emulator.recorded.slots import PIPE, POST, ROOM, VirtualReplay
+from iotwin.benchmark.emulator.recorded.thread_slots import PIPE, POST, ROOM, VirtualReplay
+from iotwin.benchmark.emulator.virtual_clock import CHANGED
 from iotwin.workload_yaml.recording import Op
 
 _ON_PIPES = frozenset({Op.PIPE_WRITE, Op.PIPE_READ, Op.POLL})

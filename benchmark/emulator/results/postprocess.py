@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import write_whole
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workload_yaml.yaml_file import read
 
 _STATISTICS = ("mean", "std", "min", "median", "p90", "p99", "max")

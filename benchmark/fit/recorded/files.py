@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from iotwin.common.beneath import normal, stays_within
+from iotwin.common.paths_below import normal, stays_within
 from iotwin.datagen.layouts.recorded import is_reserved
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE
 from iotwin.workload_yaml.recording import Op, RecordedFile

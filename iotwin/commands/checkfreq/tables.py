@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import read_foreign_text
+from iotwin.common.untrusted_files import read_foreign_text
 
 if TYPE_CHECKING:
     from iotwin.workloads.policies.adaptive_interval import MeasuredStep

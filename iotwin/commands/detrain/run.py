@@ -28,7 +28,7 @@ class DetrainRunCommand(Command):
         add_script_arguments(parser)
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.common.foreign_files import read_foreign_json
+        from iotwin.common.untrusted_files import read_foreign_json
         from iotwin.workloads.detrain.options import check_options
         from iotwin.workloads.detrain.randomness.determinism import environment
 

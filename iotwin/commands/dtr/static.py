@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from iotwin.command import Command, Outcome, at_least
 
 if TYPE_CHECKING:
-    from iotwin.workloads.dtr.static.graph import Dag
+    from iotwin.workloads.dtr.static.planner_graph import Dag
 
 
 class DtrStaticCommand(Command):
@@ -42,7 +42,7 @@ class DtrStaticCommand(Command):
         from iotwin.common.files import write_whole
         from iotwin.common.units import parse_size
         from iotwin.workloads.dtr.static import solve
-        from iotwin.workloads.dtr.static.graph import write_dag
+        from iotwin.workloads.dtr.static.planner_graph import write_dag
 
         if args.time_limit <= 0:
             raise UsageError(f"--time-limit {args.time_limit:g}: it must be above 0")
@@ -86,7 +86,7 @@ def _graph(text: str) -> "Dag":
     from iotwin.common.errors import UsageError
     from iotwin.workloads.dtr.simulator.log_manifest import load_graph
     from iotwin.workloads.dtr.simulator.rewrite import rewrite_for_planners
-    from iotwin.workloads.dtr.static.graph import from_graph, read_dag, training_chain
+    from iotwin.workloads.dtr.static.planner_graph import from_graph, read_dag, training_chain
 
     if text.startswith("chain:"):
         if not text[6:].isdigit() or int(text[6:]) < 1:

@@ -18,7 +18,7 @@ class DtrValidateCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         from iotwin.commands.dtr.options import note_missing_numba
         from iotwin.common.errors import UsageError
-        from iotwin.common.foreign_files import sha256_of
+        from iotwin.common.untrusted_files import sha256_of
         from iotwin.workloads.dtr.simulator.log_format import read_log
         from iotwin.workloads.dtr.simulator.simulate import baseline
 

@@ -18,7 +18,7 @@ class PipeDreamResultsCommand(Command):
         )
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.workloads.pipedream.epoch_results import epoch_results
+        from iotwin.workloads.pipedream.epoch_log_reader import epoch_results
 
         return Outcome({"epochs": epoch_results(args.logs)})
 

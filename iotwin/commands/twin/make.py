@@ -25,7 +25,7 @@ class TwinMakeCommand(Command):
         parser.add_argument("--force", action="store_true", help="replace an earlier twin in DIR")
 
     def run(self, args: Namespace) -> Outcome:
-        from iotwin.loops.twin import make_twin
+        from iotwin.loops.twin_from_trace import make_twin
 
         return Outcome({"action": "make", **make_twin(args.traces, args.output, args.force, args.clock)})
 

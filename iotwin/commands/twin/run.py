@@ -21,8 +21,8 @@ class TwinRunCommand(Command):
     def run(self, args: Namespace) -> Outcome:
         from iotwin.common.errors import IotwinError
         from iotwin.common.units import parse_size
-        from iotwin.loops.twin import TWIN
         from iotwin.loops.twin_archive import MOST_DATA_BYTES, run_unpacked, unpack
+        from iotwin.loops.twin_from_trace import TWIN
 
         directory = args.output
         most_bytes = MOST_DATA_BYTES if args.most_data is None else parse_size(args.most_data)

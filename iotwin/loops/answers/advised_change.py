@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from iotwin.common.errors import UsageError
-from iotwin.common.foreign_files import read_foreign_struct
+from iotwin.common.untrusted_files import read_foreign_struct
 from iotwin.loops.answers.finding import describe_change, describe_gain
 
 _NO_GAIN = "Nothing that advise tested on the twin gains more than noise."

@@ -9,7 +9,7 @@ import msgspec
 
 from iotwin import __version__
 from iotwin.command_lines import this_command
-from iotwin.common.foreign_files import sha256_of
+from iotwin.common.untrusted_files import sha256_of
 
 if TYPE_CHECKING:
     from iotwin.workload_yaml import Config
@@ -27,7 +27,7 @@ class Recipe:
         ``values`` of the unchanged workload are all values that differ from their defaults. For another variant, they are all
         values that differ from the unchanged workload. ``load``: mean number of runnable processes in the last minute.
         """
-        from iotwin.loops.experiments.run import machine
+        from iotwin.loops.experiments.run_cells import machine
         from iotwin.workload_yaml import Config
 
         before, rows = msgspec.to_builtins(Config()), []

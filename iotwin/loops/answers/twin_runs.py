@@ -11,10 +11,10 @@ import numpy as np
 from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.numbers.confidence import Estimate, mean
 from iotwin.common.progress import note
-from iotwin.loops.page_cache import evict, fetch
+from iotwin.common.untrusted_files import read_foreign_json
+from iotwin.loops.page_cache_state import evict, fetch
 
 _LONGEST_LINE = 500  # characters of an error that are repeated
 

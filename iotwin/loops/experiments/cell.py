@@ -12,7 +12,7 @@ import msgspec
 from iotwin.command_lines import own_command, own_job
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import new_folder, write_whole
-from iotwin.common.foreign_files import MOST_JSON_BYTES, read_foreign
+from iotwin.common.untrusted_files import MOST_JSON_BYTES, read_foreign
 from iotwin.common.workloads import EMULATED, workload_named
 from iotwin.loops.experiments.experiment import EMULATOR_IMAGE, Cell, Experiment
 from iotwin.loops.experiments.host_check import count_gpus

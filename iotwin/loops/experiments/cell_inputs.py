@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from iotwin.common.foreign_files import read_foreign
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.common.workloads import EMULATED
 from iotwin.loops.experiments.cell import image_of
 from iotwin.loops.experiments.experiment import Cell, Experiment, ExperimentDataSet

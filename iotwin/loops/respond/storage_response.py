@@ -10,15 +10,15 @@ from typing import Any
 from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import write_json
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.progress import note
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import parse_size
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.page_cache import evict, fetch
-from iotwin.loops.respond.in_force import DataSetReading, not_in_force, reading_of
+from iotwin.loops.page_cache_state import evict, fetch
+from iotwin.loops.respond.limits_in_force import DataSetReading, not_in_force, reading_of
 from iotwin.loops.traced_run import run_traced
-from iotwin.loops.twin import KIND, OUTPUT, TWIN, generate_data, read_summary
+from iotwin.loops.twin_from_trace import KIND, OUTPUT, TWIN, generate_data, read_summary
 from iotwin.trace_store.reader import Trace
 from iotwin.tracesim.verdict.caveats import caveats_of, caveats_of_floor
 from iotwin.tracing_tools.targets.storage_limits import MEMORY, READS, LimitedCgroups, Limits, device_below, reason_against

@@ -11,8 +11,8 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
 from iotwin.common.result_folder import MadeFolder
 from iotwin.common.units import counted
+from iotwin.loops.size.limit_search import FoundLimit, MeasuredPoint, MeasuredRun, SizeTarget, measure_near, tightest
 from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits
-from iotwin.loops.size.search import FoundLimit, MeasuredPoint, MeasuredRun, SizeTarget, measure_near, tightest
 from iotwin.loops.size.twin_data import open_twin
 from iotwin.trace_store.figures.demand import Demand, demand_of
 from iotwin.trace_store.reader import Trace
@@ -49,7 +49,7 @@ def size(twin: Path, question: SizeQuestion, output: Path, force: bool) -> dict[
     Raises UsageError if the target is out of reach even without limits, IotwinError if no axis can be limited here.
     """
     from iotwin.loops.answers.recipe import Recipe
-    from iotwin.loops.size.results import write_results
+    from iotwin.loops.size.size_files import write_results
     from iotwin.workload_yaml import load
 
     with scratch_folder() as scratch, open_twin(twin, scratch) as (workload, data, twin_ranks):

@@ -10,12 +10,12 @@ import numpy as np
 from iotwin.command_lines import own_command
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import new_folder
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.progress import note
 from iotwin.common.units import format_duration, format_size
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.loops.kept_cache import kept_cached
-from iotwin.loops.page_cache import evict, fetch
-from iotwin.loops.respond.in_force import reading_of
+from iotwin.loops.page_cache_state import evict, fetch
+from iotwin.loops.respond.limits_in_force import reading_of
 from iotwin.loops.traced_run import run_traced
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.targets.storage_limits import LimitedCgroups, Limits, device_below

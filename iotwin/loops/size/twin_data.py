@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from iotwin.common.errors import UsageError
-from iotwin.loops.twin import RECIPE, TWIN, generate_data, read_summary
+from iotwin.loops.twin_from_trace import RECIPE, TWIN, generate_data, read_summary
 
 
 @contextmanager

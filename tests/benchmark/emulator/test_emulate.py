@@ -60,7 +60,7 @@ def test_a_run_prints_its_phases_and_leaves_its_results(twin_path: Path, tmp_pat
 
 
 def test_a_trace_finds_the_phases_in_the_log(twin_path: Path, tmp_path: Path) -> None:
-    from iotwin.trace_store.logs.mllog import read_log
+    from iotwin.trace_store.logs.job_log import read_log
 
     log = tmp_path / "stdout"
     log.write_text(emulate(twin_path).stdout)

@@ -169,7 +169,7 @@ CHECKPOINTS = [
     ("point", "rank"),
     [
         ("iotwin.workload_yaml:compose_job", 0),
-        ("iotwin.benchmark.emulator.results.write:prepare_output", 0),
+        ("iotwin.benchmark.emulator.results.run_files:prepare_output", 0),
         ("iotwin.datagen.nodes:plan", 1),
         ("iotwin.datagen.nodes:prepare", 0),
         ("iotwin.datagen.nodes:start_journal", 1),
@@ -179,7 +179,7 @@ CHECKPOINTS = [
         ("iotwin.benchmark.emulator.run:Accelerator.step", 0),
         ("iotwin.benchmark.emulator.checkpoints.one_file:FileWriter.write", 1),
         ("iotwin.benchmark.emulator.checkpoints.recovery:read_whole", 0),
-        ("iotwin.benchmark.emulator.results.write:write_results", 0),
+        ("iotwin.benchmark.emulator.results.run_files:write_results", 0),
     ],
 )
 def test_a_rank_that_fails_anywhere_ends_all(point: str, rank: int, error: str, tmp_path: Path) -> None:

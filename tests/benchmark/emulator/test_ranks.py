@@ -10,7 +10,7 @@ import pytest
 from iotwin.benchmark.emulator import ranks, waits
 from iotwin.benchmark.emulator.journal import RankTotals
 from iotwin.benchmark.emulator.ranks import CHECKPOINT, STOP, Rank, run_local
-from iotwin.benchmark.emulator.results.write import machine_document
+from iotwin.benchmark.emulator.results.run_files import machine_document
 from iotwin.common.errors import IotwinError, UsageError
 from tests.conftest import PATIENCE_S
 from tests.processes import children

@@ -213,13 +213,13 @@ def test_a_thread_unknown_to_the_clock_waits_in_real_time() -> None:
 
 # Waits of the kernel and of queues that follow a wait on the clock, and locks that no thread holds while it sleeps.
 _ALLOWED = {
-    "clock.py": r"time\.(monotonic_ns\(\)|CLOCK_MONOTONIC)",
+    "virtual_clock.py": r"time\.(monotonic_ns\(\)|CLOCK_MONOTONIC)",
     "waits.py": r".*",
     "threads.py": r"threading\.Thread",
     "journal.py": r"time\.(time_ns|monotonic_ns)\(\)",  # how far wall time is ahead of CLOCK_MONOTONIC
     "ranks.py": r"time\.monotonic\(\)",  # how long ranks may take to end, when the run is over
     "checkpoints/background.py": r"time\.thread_time\(\)",
-    "checkpoints/slots.py": r"threading\.Lock",
+    "checkpoints/mapped_slots.py": r"threading\.Lock",
     "readers/numpy_files.py": r"threading\.Lock",
     "checkpoints/own_files.py": r"threading\.Lock",
     "loaders/tf_data.py": r"time\.sleep",  # TensorFlow's own threads wait in real time

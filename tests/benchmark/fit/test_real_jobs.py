@@ -14,9 +14,9 @@ from iotwin.benchmark.fit.fitted import Fitted
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import FormatLayout
-from iotwin.loops.twin import make_twin
+from iotwin.loops.twin_from_trace import make_twin
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.workload_yaml import Config, Dataset, Reader, Train, Twin, dump
 from tests.conftest import ROOT
 

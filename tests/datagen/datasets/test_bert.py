@@ -135,7 +135,7 @@ def test_records_are_masked_sequences(shards):
 
 def test_mean_record_is_the_published_2497_bytes():
     from iotwin.datagen.datasets.bert import records_stream
-    from iotwin.datagen.randomness import bulk_stream
+    from iotwin.datagen.random_numbers import bulk_stream
 
     records = 512 * 40
     size_bytes = sum(len(records_stream(bulk_stream(1, index, 1), 512)) for index in range(40))

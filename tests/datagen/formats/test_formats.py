@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from iotwin.commands.generate import GenerateCommand
 from iotwin.common.errors import UsageError
-from iotwin.datagen.config import read_config
 from iotwin.datagen.content import Content, as_numbers
 from iotwin.datagen.generate import generate, plan
+from iotwin.datagen.layout_from_yaml import read_config
 from iotwin.datagen.layouts import FormatLayout
 from iotwin.datagen.verify import verify
 from iotwin.main import _Parser

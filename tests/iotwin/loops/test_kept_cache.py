@@ -8,7 +8,7 @@ import pytest
 
 from iotwin.loops import kept_cache as module
 from iotwin.loops.kept_cache import Pages, kept_cached
-from iotwin.loops.page_cache import evict
+from iotwin.loops.page_cache_state import evict
 from tests.processes import wait_for
 
 _PAGES = 64

@@ -10,7 +10,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.result_folder import LIST
 from iotwin.datagen.datasets.recorded import write_recipe
 from iotwin.loops.respond import storage_response as module
-from iotwin.loops.respond.in_force import reading_of
+from iotwin.loops.respond.limits_in_force import reading_of
 from iotwin.loops.respond.storage_response import UNCHANGED, StorageChange, parse_change, respond
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.targets.storage_limits import DeviceReads, Limits

@@ -16,7 +16,7 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.loops.experiments.cell import trace_command
 from iotwin.loops.experiments.cell_inputs import difference, inputs_of
 from iotwin.loops.experiments.experiment import SHIPPED, cells, read_experiment
-from iotwin.loops.experiments.run import _explain, _Runner
+from iotwin.loops.experiments.run_cells import _explain, _Runner
 from iotwin.trace_store.reader import Trace
 from tests.conftest import ROOT, nothing_can_trace, run_iotwin
 from tests.processes import call, one_line, processes_of, wait_for

@@ -19,12 +19,12 @@ from iotwin import __version__
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import BertLayout, Unet3dLayout
-from iotwin.loops.experiments import hosts as hosts_module
+from iotwin.loops.experiments import cells_on_hosts as hosts_module
+from iotwin.loops.experiments.cells_on_hosts import _check, _commands, _reason, reach_hosts
 from iotwin.loops.experiments.experiment import cells, read_experiment
 from iotwin.loops.experiments.host_check import KnownHost
-from iotwin.loops.experiments.hosts import _check, _commands, _reason, reach_hosts
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_visuals.steps.read import read_steps
+from iotwin.trace_visuals.steps.step_logs import read_steps
 from iotwin.workloads.launch import Ending
 from tests.conftest import PATIENCE_S
 from tests.processes import call, one_line, press_ctrl_c, processes_of, start, wait_for

@@ -11,8 +11,8 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.loops.size import least_storage as module
 from iotwin.loops.size import limited_runs
 from iotwin.loops.size.least_storage import SizeQuestion, size
+from iotwin.loops.size.limit_search import MeasuredRun, SizeTarget, parse_target, tightest
 from iotwin.loops.size.limited_runs import LimitedTwin, SizedRun, StorageLimits, _unmet_waits
-from iotwin.loops.size.search import MeasuredRun, SizeTarget, parse_target, tightest
 from iotwin.tracing_tools.targets.storage_limits import READS
 from tests.conftest import run_iotwin
 from tests.synthetic import Job, write_job

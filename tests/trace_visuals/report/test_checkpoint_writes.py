@@ -17,7 +17,7 @@ from iotwin.trace_visuals.report.page_data import trace_document
 from iotwin.trace_visuals.report.report_page import write_report
 from iotwin.trace_visuals.requests import CHECKPOINT_PARTS
 from iotwin.trace_visuals.style import CHECKPOINT_COLOURS
-from iotwin.trace_visuals.timeline.data import load_timeline
+from iotwin.trace_visuals.timeline.read_timeline import load_timeline
 from iotwin.trace_visuals.windows import TimeWindow
 from tests.synthetic import MILLISECOND, Job, write_job
 

@@ -18,8 +18,8 @@ from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.hosts.make_set import make_set
 from iotwin.trace_store.hosts.set_file import PIDS_PER_HOST
 from iotwin.trace_store.reader import Trace
-from iotwin.trace_visuals.report import lanes
 from iotwin.trace_visuals.report import report_page as report_module
+from iotwin.trace_visuals.report import timeline_rows
 from iotwin.trace_visuals.report.diagnosis import describe, headline
 from iotwin.trace_visuals.report.packing import pack, pack_amount, pack_rising, pack_share, pack_whole
 from iotwin.trace_visuals.report.report_page import write_report
@@ -132,9 +132,9 @@ def test_each_host_of_a_set_has_a_row_with_its_calls(tmp_path, monkeypatch):
     names, counts = trace["lanes"]["names"], _unpack(trace["lanes"]["calls"]).reshape(-1, trace["lanes"]["count"]).sum(1)
     found = {name["title"]: count for name, count in zip(names, counts, strict=True) if name["section"] == "host"}
     assert found == calls and trace["hosts_left_out"] == 0
-    monkeypatch.setattr(lanes, "_MOST_HOSTS", 2)
+    monkeypatch.setattr(timeline_rows, "_MOST_HOSTS", 2)
     (busiest, *_, first) = whole.processes()["pid"].sort_values(ascending=False).tolist()
-    plan = lanes.LanePlan(whole.processes(), [busiest, first])
+    plan = timeline_rows.LanePlan(whole.processes(), [busiest, first])
     assert [name.title for name in plan.names if name.section == "host"] == ["host node0", "host node2"]
     calls = make_calls([0, 1, 2], [1, 1, 1], pid=[busiest, first, busiest], storage=[True, True, False])
     assert plan.hosts_left_out == 1 and plan.lanes(calls)[2].tolist() == [len(plan.names) - 1, len(plan.names) - 2, -1]

@@ -15,8 +15,8 @@ from iotwin.common.numbers.draws import DrawnTime
 from iotwin.common.numbers.keyed import Purpose
 from iotwin.trace_visuals.steps.distributions import fit_compute_time
 from iotwin.trace_visuals.steps.plot_steps import plot_steps
-from iotwin.trace_visuals.steps.read import read_steps
-from iotwin.trace_visuals.steps.tables import predicted, regressions, settled, statistics, throughputs
+from iotwin.trace_visuals.steps.step_logs import read_steps
+from iotwin.trace_visuals.steps.step_statistics import predicted, regressions, settled, statistics, throughputs
 from iotwin.workload_yaml import load
 from iotwin.workloads.common.variant import parse_sleep
 from tests.conftest import ROOT

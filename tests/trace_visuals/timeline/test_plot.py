@@ -27,7 +27,7 @@ from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.writer import write_table
 from iotwin.trace_visuals.gaps import sample_gaps
 from iotwin.trace_visuals.style import FIGURE_RC, PHASE_COLOURS, Origin
-from iotwin.trace_visuals.timeline.data import coarser, load_timeline
+from iotwin.trace_visuals.timeline.read_timeline import coarser, load_timeline
 from iotwin.trace_visuals.timeline.rows import disk_rates, sample_edges
 from iotwin.trace_visuals.timeline.timeline_figure import Form, draw, plot_timeline
 from iotwin.trace_visuals.windows import choose_view

@@ -14,7 +14,7 @@ import pytest
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.manifest import Host, Manifest, Target
-from iotwin.trace_store.raw.recording import Recording
+from iotwin.trace_store.raw.record_files import Recording
 from iotwin.trace_store.reader import Trace
 from iotwin.trace_store.schema import FLAG_DIRECT
 from iotwin.trace_store.syscalls import Kind, calls_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.trace_store.figures.page_cache import page_cache_hits
+from iotwin.trace_store.figures.page_cache_hits import page_cache_hits
 from iotwin.trace_store.reader import Trace
 from tests.conftest import run_iotwin
 from tests.processes import call
@@ -171,7 +171,7 @@ def test_requests_without_a_completion_are_kept(tmp_path):
 
     from iotwin.trace_store.manifest import Host, Manifest, Target
     from iotwin.trace_store.raw.finish import finish_trace
-    from iotwin.trace_store.raw.recording import Recording
+    from iotwin.trace_store.raw.record_files import Recording
     from iotwin.trace_store.raw.records import BLOCK
     from iotwin.tracing_tools.backend_base import Scope
     from iotwin.tracing_tools.backends.libbpf import LibbpfBackend

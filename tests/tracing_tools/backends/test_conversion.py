@@ -15,7 +15,7 @@ import pytest
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.converted_records import ConvertedRecords
 from iotwin.trace_store.raw.finish import finish_trace
-from iotwin.trace_store.raw.recording import RAW, Recording
+from iotwin.trace_store.raw.record_files import RAW, Recording
 from iotwin.trace_store.raw.records import EVENT, RING_HEADER_BYTES
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.backends import preload, strace

@@ -14,7 +14,7 @@ import pytest
 from iotwin.trace_store import schema
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.raw.cuda_calls import CUDA_CALLS
-from iotwin.trace_store.raw.recording import GPU_FILE, RAW, Recording
+from iotwin.trace_store.raw.record_files import GPU_FILE, RAW, Recording
 from iotwin.trace_store.raw.records import GPU_CALL
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.backends.elf_symbols import function_offsets

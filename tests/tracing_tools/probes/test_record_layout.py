@@ -10,7 +10,7 @@ from iotwin.trace_store import syscalls
 from iotwin.trace_store.raw import records
 from iotwin.tracing_tools.backend_base import Scope
 from iotwin.tracing_tools.backends import task_filter
-from iotwin.tracing_tools.backends.lanes import LANE
+from iotwin.tracing_tools.backends.per_cpu_buffers import LANE
 from iotwin.tracing_tools.probes import BCC_SOURCE, text_with_headers
 from tests.conftest import compile_c
 

@@ -359,7 +359,7 @@ line("Starting saving checkpoint 1 after epoch 1"); line("Finished saving checkp
 
 
 def test_the_process_tree_filters_where_there_is_no_cgroup(tmp_path, calls_program, monkeypatch):
-    from iotwin.tracing_tools.recorder import session as capture
+    from iotwin.tracing_tools.recorder import record_target as capture
     from iotwin.tracing_tools.targets.cgroup import JobCgroup
 
     monkeypatch.setattr(JobCgroup, "create", classmethod(lambda cls, parent: "this test has none"))

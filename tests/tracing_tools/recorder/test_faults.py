@@ -215,7 +215,7 @@ def test_lost_events_are_counted(tmp_path):
     """Buffers of one page and a reader that sleeps: what does not fit is counted, and seen = recorded + lost."""
     from iotwin.trace_store.manifest import Host, Target
     from iotwin.trace_store.raw.finish import finish_trace
-    from iotwin.trace_store.raw.recording import Recording
+    from iotwin.trace_store.raw.record_files import Recording
     from iotwin.tracing_tools.backends.bpf_object import possible_cpus
     from iotwin.tracing_tools.backends.libbpf import LibbpfBackend
     from iotwin.tracing_tools.targets.cgroup import JobCgroup

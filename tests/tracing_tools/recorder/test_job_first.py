@@ -19,8 +19,8 @@ from iotwin.common import signals
 from iotwin.common.errors import UnfinishedTraceError
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.backends.choose_backend import unavailable_reason
-from iotwin.tracing_tools.recorder import finishing, interruption
-from iotwin.tracing_tools.recorder import session as capture
+from iotwin.tracing_tools.recorder import interruption, unprivileged_finish
+from iotwin.tracing_tools.recorder import record_target as capture
 from iotwin.tracing_tools.targets.job_output import JobOutput
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin, small_disk
 from tests.processes import call, start, wait_for
@@ -63,7 +63,7 @@ def test_a_failure_of_the_trace_itself_comes_after_the_jobs_status(tmp_path, mon
     def fail(*_: object) -> None:
         raise AssertionError("hashes collided")
 
-    monkeypatch.setattr(finishing, "finish_trace", fail)
+    monkeypatch.setattr(unprivileged_finish, "finish_trace", fail)
     with pytest.raises(UnfinishedTraceError, match=r"hashes collided.*iotwin recover .*status is 3\)") as error:
         capture.trace_command(["sh", "-c", "exit 3"], tmp_path / "t", capture.TraceOptions(forward_output=False))
     assert error.value.job_status == 3

@@ -13,8 +13,8 @@ from iotwin.common.errors import IotwinError
 from iotwin.trace_store.manifest import Host, Manifest, Target
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.backends import choose_backend as backends
-from iotwin.tracing_tools.recorder.finishing import finish_as, give, hold
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.unprivileged_finish import finish_as, give, hold
 from iotwin.tracing_tools.targets.user import User
 from tests.conftest import PATIENCE_S, ROOT, run_iotwin
 from tests.processes import one_line, root_pid, start, wait_for

@@ -13,8 +13,8 @@ from iotwin.common.errors import UsageError
 from iotwin.datagen.generate import generate
 from iotwin.datagen.layouts import Unet3dLayout
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.ending import RecordingEnd, Until, parse_until
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.end_conditions import RecordingEnd, Until, parse_until
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.tracing_tools.targets.target import Scope, TraceTarget
 from tests.conftest import ROOT
 from tests.processes import call, one_line

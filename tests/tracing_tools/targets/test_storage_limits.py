@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iotwin.common.errors import IotwinError
-from iotwin.loops.page_cache import evict
+from iotwin.loops.page_cache_state import evict
 from iotwin.tracing_tools.targets import storage_limits as module
 from iotwin.tracing_tools.targets.cgroup import remove_stale_cgroups
 from iotwin.tracing_tools.targets.cgroup_mounts import v1_cgroup_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iotwin.trace_store.raw.recording import EVENTS_FILE, NAMES_FILE
+from iotwin.trace_store.raw.record_files import EVENTS_FILE, NAMES_FILE
 from iotwin.trace_store.raw.records import EVENT, NAME_OPENED, read_names
 from iotwin.trace_store.reader import Trace
 from iotwin.tracing_tools.backends.choose_backend import unavailable_reason

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from iotwin.workloads.dtr.live.evicted_sets import EvictedSets
-from iotwin.workloads.dtr.live.graph import ValueGraph
+from iotwin.workloads.dtr.live.recomputation_graph import ValueGraph
 
 
 class _Row:

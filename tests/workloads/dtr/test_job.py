@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from iotwin.common.mllog import SIMULATED_BUDGETS
 from iotwin.main import main as iotwin
-from iotwin.trace_store.logs.mllog import read_values
+from iotwin.trace_store.logs.job_log import read_values
 from iotwin.workloads.dtr.__main__ import main
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 from iotwin.workloads.dtr.simulator.log_format import read_log

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from iotwin.workloads.dtr.static import baselines, solve
-from iotwin.workloads.dtr.static.graph import Dag, from_graph, read_dag, to_graph, training_chain, write_dag
 from iotwin.workloads.dtr.static.griewank import recomputations
+from iotwin.workloads.dtr.static.planner_graph import Dag, from_graph, read_dag, to_graph, training_chain, write_dag
 from iotwin.workloads.dtr.static.schedule import cheapest_stages, instructions, verify
 
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from iotwin.workloads.pipedream.plan.costs import CostOptions, Level
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
 from iotwin.workloads.pipedream.plan.graph_file import read_graph
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, LayerNode
 
 DATA = Path(__file__).parent / "data"
 

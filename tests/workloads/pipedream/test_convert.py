@@ -11,8 +11,8 @@ from iotwin.common.errors import UsageError
 from iotwin.main import main
 from iotwin.workloads.pipedream.plan.convert import convert
 from iotwin.workloads.pipedream.plan.driver_file import Launch, commands, conf_document, read_driver
-from iotwin.workloads.pipedream.plan.graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.graph_file import write_graph
+from iotwin.workloads.pipedream.plan.layer_graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.report import optimize
 from tests.conftest import ROOT
 from tests.workloads.pipedream.common import DATA, chain, options, profile

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.workloads.pipedream.plan.compress import compress
 from iotwin.workloads.pipedream.plan.costs import points_of
-from iotwin.workloads.pipedream.plan.graph import ExchangeCost, LayerGraph, LayerNode, bits, is_series_parallel, partition
 from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph, write_graph
+from iotwin.workloads.pipedream.plan.layer_graph import ExchangeCost, LayerGraph, LayerNode, bits, is_series_parallel, partition
 from iotwin.workloads.pipedream.plan.prepare import folded, runs_of, without_inputs
 from iotwin.workloads.pipedream.plan.states.antichains import Antichains, states_of
 from iotwin.workloads.pipedream.plan.states.lattice import count_states, lattice_of

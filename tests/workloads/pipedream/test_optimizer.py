@@ -13,8 +13,8 @@ import pytest
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.pipedream.plan.convert import convert
 from iotwin.workloads.pipedream.plan.costs import Costs, points_of
-from iotwin.workloads.pipedream.plan.graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.latency import optimize_latency
+from iotwin.workloads.pipedream.plan.layer_graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.optimizer import Split, _Search, plan_seconds, seconds_by_workers, solve
 from iotwin.workloads.pipedream.plan.prepare import folded, prepared_points, without_inputs
 from iotwin.workloads.pipedream.plan.report import evaluate, optimize

@@ -12,7 +12,7 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_whole
-from iotwin.common.foreign_files import read_foreign_struct
+from iotwin.common.untrusted_files import read_foreign_struct
 from iotwin.workloads.state.gathering import decode, encode, gathered
 
 FILE = "epoch-starts.json"

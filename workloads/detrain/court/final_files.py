@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from iotwin.common.foreign_files import open_foreign
+from iotwin.common.untrusted_files import open_foreign
 from iotwin.workloads.detrain.court.first_difference import Difference
 
 _CHUNK_BYTES = 1 << 20

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
-from iotwin.common.foreign_files import read_foreign
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES
 
 CHECKPOINT = "{checkpoint}"

@@ -26,8 +26,8 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import open_rewritten
-from iotwin.common.foreign_files import read_foreign
 from iotwin.common.processes.process_end import end_process, exit_status_of
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.workloads.detrain.court.held_calls import CallHolder, HeldCall, hold_own_calls
 from iotwin.workloads.detrain.forked_runs import RunEnd, RunOfRanks, RunServer, serve
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES

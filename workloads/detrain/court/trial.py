@@ -9,9 +9,9 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder
-from iotwin.common.foreign_files import read_foreign_end
 from iotwin.common.ranks import claimed_ports
 from iotwin.common.removal import remove_own
+from iotwin.common.untrusted_files import read_foreign_end
 from iotwin.workloads.detrain.court.final_files import FinalFiles, compare_files
 from iotwin.workloads.detrain.court.first_difference import Difference, first_difference_of_ranks, resumed_at
 from iotwin.workloads.detrain.court.held_calls import unavailable_reason

@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from iotwin.common.files import open_append
-from iotwin.common.foreign_files import decode_foreign, read_foreign_lines
+from iotwin.common.untrusted_files import decode_foreign, read_foreign_lines
 from iotwin.workloads.detrain.detectors.after_import import after_import
 
 _MOST_LINE_BYTES = 64 << 20

@@ -11,8 +11,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign
 from iotwin.common.numbers.keyed import Purpose, generator
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.workloads.detrain.detectors.after_import import after_import
 from iotwin.workloads.detrain.detectors.current_call import current_call, is_given
 from iotwin.workloads.detrain.detectors.findings import Findings

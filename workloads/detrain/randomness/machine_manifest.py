@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign_text
 from iotwin.common.ranks import launched_by_torchrun
+from iotwin.common.untrusted_files import read_foreign_text
 
 _VARIABLES = {
     "hash_seed": "PYTHONHASHSEED",

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign
+from iotwin.common.untrusted_files import read_foreign
 from iotwin.workloads.detrain.instrumentation import MOST_SOURCE_BYTES
 
 _MOST_MODULES = 2000

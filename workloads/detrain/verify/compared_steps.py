@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import decode_foreign, read_foreign_lines
+from iotwin.common.untrusted_files import decode_foreign, read_foreign_lines
 
 _MOST_LINE_BYTES = 64 << 20
 What = Literal["indices", "input", "loss", "gradient", "parameter", "optimizer", "rng"]

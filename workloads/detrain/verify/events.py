@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from iotwin.common.foreign_files import decode_foreign, read_foreign_lines
+from iotwin.common.untrusted_files import decode_foreign, read_foreign_lines
 from iotwin.workloads.detrain.verify.compared_steps import StepDifference, What
 
 _MOST_LINE_BYTES = 1 << 20

@@ -9,8 +9,8 @@ import msgspec
 from iotwin.common.checkpoints import checkpoints
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder
-from iotwin.common.foreign_files import read_foreign_end, read_foreign_json
 from iotwin.common.ranks import claimed_ports
+from iotwin.common.untrusted_files import read_foreign_end, read_foreign_json
 from iotwin.workloads.detrain.randomness.determinism import OFF
 from iotwin.workloads.detrain.resumption import RESTORE
 from iotwin.workloads.detrain.saving.script_store import FOLDER

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.dtr.experiments.settings import Setting
 from iotwin.workloads.dtr.experiments.tables import Table, read_table

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.common.errors import IotwinError, UsageError, nearest
-from iotwin.common.foreign_files import decode_foreign, read_foreign
+from iotwin.common.untrusted_files import decode_foreign, read_foreign
 from iotwin.workloads.dtr.experiments import keys
 from iotwin.workloads.models import MODELS, sizes_of
 

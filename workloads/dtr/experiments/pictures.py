@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workloads.dtr.experiments.analysis import median_of
 from iotwin.workloads.dtr.experiments.trials import MEASURED
 

@@ -5,9 +5,9 @@ import html
 from pathlib import Path
 from typing import Any
 
-from iotwin.common.foreign_files import read_foreign
 from iotwin.common.html_card import html_card
 from iotwin.common.terminal import clean
+from iotwin.common.untrusted_files import read_foreign
 
 _MOST_PICTURE_BYTES = 1 << 26
 _STYLE = (

@@ -13,10 +13,10 @@ from typing import Any
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, new_folder, write_json, write_whole
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.locks import hold_lock, release_lock
 from iotwin.common.progress import progress
 from iotwin.common.result_folder import LIST, MadeFolder
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workloads.dtr.experiments import pictures, webhook
 from iotwin.workloads.dtr.experiments.analysis import ERRORS, data_of, read_errors, summary_text
 from iotwin.workloads.dtr.experiments.config import DtrExperiment

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import read_foreign_text
+from iotwin.common.untrusted_files import read_foreign_text
 from iotwin.workloads.dtr.experiments.settings import Setting
 from iotwin.workloads.dtr.experiments.trials import MEASURED, Row
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import decode_foreign
 from iotwin.common.processes.children import dying_with_us, end_programs
+from iotwin.common.untrusted_files import decode_foreign
 from iotwin.workloads.dtr.experiments.config import DtrExperiment
 from iotwin.workloads.dtr.experiments.settings import Setting
 

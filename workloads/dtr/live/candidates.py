@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from iotwin.workloads.dtr.live.evicted_sets import EvictedSets
-from iotwin.workloads.dtr.live.graph import EVICTABLE, ValueGraph
 from iotwin.workloads.dtr.live.neighbourhoods import Neighbourhoods
+from iotwin.workloads.dtr.live.recomputation_graph import EVICTABLE, ValueGraph
 from iotwin.workloads.dtr.simulator import kernel_codes
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 

@@ -5,7 +5,7 @@ the other values of the set remain together. A value in memory is charged for ea
 set's cost is part of the value's entry in `ValueGraph.charges`. Each change updates the charges, so a choice needs no search.
 """
 
-from iotwin.workloads.dtr.live.graph import ValueGraph
+from iotwin.workloads.dtr.live.recomputation_graph import ValueGraph
 
 
 class _EvictedSet:

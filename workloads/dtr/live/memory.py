@@ -10,9 +10,9 @@ from torch import UntypedStorage
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.dtr.live.candidates import Candidates
 from iotwin.workloads.dtr.live.device_memory import DeviceMemory
-from iotwin.workloads.dtr.live.graph import EVICTED
 from iotwin.workloads.dtr.live.offload import OffloadFile
 from iotwin.workloads.dtr.live.operations import AllocationPlan
+from iotwin.workloads.dtr.live.recomputation_graph import EVICTED
 from iotwin.workloads.dtr.live.values import Stored, Value
 from iotwin.workloads.dtr.simulator.heuristics import Heuristic
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from iotwin.workloads.dtr.live.graph import EVICTED, ValueGraph
+from iotwin.workloads.dtr.live.recomputation_graph import EVICTED, ValueGraph
 from iotwin.workloads.dtr.simulator import kernel_codes
 
 _UP, _DOWN = 0, 1

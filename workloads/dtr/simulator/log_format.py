@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from iotwin.common.errors import IotwinError
-from iotwin.common.foreign_files import MOST_JSON_BYTES, decode_foreign, read_foreign_lines
+from iotwin.common.untrusted_files import MOST_JSON_BYTES, decode_foreign, read_foreign_lines
 from iotwin.workloads.dtr.simulator.graph import Graph, GraphBuilder
 
 INSTRUCTIONS = ("ANNOTATE", "CONSTANT", "MEMORY", "CALL", "ALIAS", "MUTATE", "COPY", "COPY_FROM", "RELEASE")

@@ -12,7 +12,7 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import cache_folder, make_folder, open_whole, write_whole
-from iotwin.common.foreign_files import decode_foreign, open_foreign, read_foreign_struct, sha256_of
+from iotwin.common.untrusted_files import decode_foreign, open_foreign, read_foreign_struct, sha256_of
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.log_format import read_log
 

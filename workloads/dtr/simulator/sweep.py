@@ -16,8 +16,8 @@ import msgspec
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import make_folder, write_whole
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.progress import progress
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workloads.dtr.simulator import kernel_codes
 from iotwin.workloads.dtr.simulator.graph import Graph
 from iotwin.workloads.dtr.simulator.heuristics import ABLATION, HEURISTICS, MAIN, Heuristic

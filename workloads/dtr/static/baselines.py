@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from iotwin.workloads.dtr.static.graph import Dag
 from iotwin.workloads.dtr.static.griewank import checkpoints_while_reversing
+from iotwin.workloads.dtr.static.planner_graph import Dag
 from iotwin.workloads.dtr.static.schedule import Stages
 
 _GREEDY_STEPS = 300

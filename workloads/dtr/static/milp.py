@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from iotwin.common.errors import UsageError
-from iotwin.workloads.dtr.static.graph import Dag
+from iotwin.workloads.dtr.static.planner_graph import Dag
 from iotwin.workloads.dtr.static.schedule import Stages
 
 

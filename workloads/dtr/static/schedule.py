@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iotwin.workloads.dtr.static.graph import Dag
+from iotwin.workloads.dtr.static.planner_graph import Dag
 
 Stages = NDArray[np.bool_]  # shape (stage, node); node t is computed for the first time in stage t
 COMPUTE, FREE = "compute", "free"

@@ -9,8 +9,8 @@ from iotwin.common.errors import UsageError, nearest
 from iotwin.workloads.dtr.simulator.heuristics import heuristic_named
 from iotwin.workloads.dtr.simulator.simulate import SimulationSettings, simulate
 from iotwin.workloads.dtr.static import baselines
-from iotwin.workloads.dtr.static.graph import Dag, to_graph
 from iotwin.workloads.dtr.static.milp import solve
+from iotwin.workloads.dtr.static.planner_graph import Dag, to_graph
 from iotwin.workloads.dtr.static.schedule import COMPUTE, FREE, Instruction, Stages, cheapest_stages, instructions, verify
 
 _ROUNDING_SHARE = 0.9

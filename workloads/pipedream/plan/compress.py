@@ -6,7 +6,7 @@ PipeDream's compress_graph_branches.py writes equal files, except that it omits 
 from collections import deque
 from dataclasses import replace
 
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, LayerNode
 
 
 class _Compression:

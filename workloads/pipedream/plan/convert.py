@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iotwin.common.errors import UsageError
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, partition
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, partition
 from iotwin.workloads.pipedream.plan.report import crossing_bytes
 from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, bits
 from iotwin.workloads.pipedream.plan.states.antichains import Antichains, States
 
 Array = npt.NDArray[np.float64]

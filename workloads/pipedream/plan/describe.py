@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits, is_series_parallel
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, bits, is_series_parallel
 from iotwin.workloads.pipedream.plan.prepare import folded, without_inputs
 from iotwin.workloads.pipedream.plan.states.antichains import Antichains, states_of
 from iotwin.workloads.pipedream.plan.states.lattice import count_states

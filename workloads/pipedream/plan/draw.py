@@ -5,7 +5,7 @@ from textwrap import shorten
 
 from iotwin.common.errors import UsageError
 from iotwin.common.files import check_output, open_whole
-from iotwin.workloads.pipedream.plan.graph import LayerGraph
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph
 
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#8C8C8C")
 _TYPES = (".svg", ".png")

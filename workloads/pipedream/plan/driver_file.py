@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from iotwin.common.errors import IotwinError, UsageError, nearest
-from iotwin.common.foreign_files import read_foreign_json
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workload_yaml.keys_and_types import TRUTHS
 from iotwin.workload_yaml.yaml12 import parse, read_text
 from iotwin.workloads.pipedream.plan.plan_file import read_plan

@@ -20,8 +20,8 @@ import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import write_json, write_whole
-from iotwin.common.foreign_files import read_foreign_struct, read_foreign_text
-from iotwin.workloads.pipedream.plan.graph import Cycle, ExchangeCost, LayerGraph, LayerNode
+from iotwin.common.untrusted_files import read_foreign_struct, read_foreign_text
+from iotwin.workloads.pipedream.plan.layer_graph import Cycle, ExchangeCost, LayerGraph, LayerNode
 
 _SEPARATOR = " -- "
 _KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")

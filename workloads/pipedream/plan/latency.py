@@ -10,7 +10,7 @@ import numpy as np
 
 from iotwin.common.errors import IotwinError
 from iotwin.workloads.pipedream.plan.costs import Array, CostOptions, Points, points_of
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, bits
 from iotwin.workloads.pipedream.plan.states.antichains import states_of
 
 

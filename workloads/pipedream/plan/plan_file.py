@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError
-from iotwin.common.foreign_files import read_foreign_json, read_foreign_struct
+from iotwin.common.untrusted_files import read_foreign_json, read_foreign_struct
 from iotwin.workloads.policies.pipeline import SCHEDULES, PipelinePlan, Stage
 
 VERSION = 1

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from iotwin.workloads.pipedream.plan.costs import Points, points_of
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, LayerNode
 from iotwin.workloads.pipedream.plan.states.antichains import States, states_of
 
 

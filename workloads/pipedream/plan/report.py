@@ -6,7 +6,7 @@ from typing import Any
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.progress import note
 from iotwin.workloads.pipedream.plan.costs import CostOptions, Costs, Points, chain_points, points_of, sent_bytes
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, bits
 from iotwin.workloads.pipedream.plan.optimizer import Solution, Split, arrange, plan_seconds, solve
 from iotwin.workloads.pipedream.plan.prepare import folded, runs_of, without_inputs
 from iotwin.workloads.pipedream.plan.states.antichains import MOST_STATES, TooManyStates, some_states_of, states_from, states_of

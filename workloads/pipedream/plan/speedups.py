@@ -8,7 +8,7 @@ import numpy as np
 
 from iotwin.common.errors import UsageError
 from iotwin.workloads.pipedream.plan.costs import CostOptions, Costs, Level
-from iotwin.workloads.pipedream.plan.graph import LayerGraph
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph
 from iotwin.workloads.pipedream.plan.optimizer import seconds_by_workers
 from iotwin.workloads.pipedream.plan.prepare import folded, prepared_points, without_inputs
 

@@ -16,7 +16,7 @@ from iotwin.workloads.common.images import Images
 from iotwin.workloads.common.parts import Parts
 from iotwin.workloads.models import IMAGE_CLASSIFIERS, IMAGE_SIDE, MODELS, build
 from iotwin.workloads.pipedream.converter.layers import description, is_item, node_ids, trace_layers
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, LayerNode
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, LayerNode
 from iotwin.workloads.pipedream.profile.activations import ActivationFiles
 from iotwin.workloads.pipedream.profile.timing import LayerTimer, LayerTimes
 

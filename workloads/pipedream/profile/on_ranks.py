@@ -17,12 +17,12 @@ from torch import distributed
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder, write_json
-from iotwin.common.foreign_files import read_foreign_json
 from iotwin.common.ranks import claimed_ports
+from iotwin.common.untrusted_files import read_foreign_json
 from iotwin.workloads.common.torch_ranks import TorchRanks, join_ranks
 from iotwin.workloads.launch import local_plan
-from iotwin.workloads.pipedream.plan.graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.graph_file import read_graph, write_graph
+from iotwin.workloads.pipedream.plan.layer_graph import ExchangeCost
 from iotwin.workloads.pipedream.profile.model_profile import ModelProfile, ProfileOptions, profile
 from iotwin.workloads.pipedream.runtime.bandwidth import there_and_back
 

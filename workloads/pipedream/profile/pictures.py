@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from iotwin.common.files import check_output, open_whole
-from iotwin.workloads.pipedream.plan.graph import LayerGraph
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph
 
 _MS, _MB = "ms", "MB"
 

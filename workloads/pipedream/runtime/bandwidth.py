@@ -17,8 +17,8 @@ from torch import distributed
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import scratch_folder
-from iotwin.common.foreign_files import decode_foreign, read_foreign_end
 from iotwin.common.ranks import claimed_ports
+from iotwin.common.untrusted_files import decode_foreign, read_foreign_end
 from iotwin.workloads.common.torch_ranks import TorchRanks, join_ranks
 from iotwin.workloads.launch import local_plan
 

@@ -10,9 +10,9 @@ from torch import nn
 from iotwin.common.checkpoints import Found, checkpoints, look, verify
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_whole
-from iotwin.common.foreign_files import read_foreign_lines
 from iotwin.common.progress import note
 from iotwin.common.units import counted
+from iotwin.common.untrusted_files import read_foreign_lines
 from iotwin.workloads.pipedream.runtime.beam_search import BEGIN, END, UNKNOWN, Beam, Translator
 from iotwin.workloads.pipedream.runtime.merge import manifest_of, whole_model
 

@@ -20,9 +20,9 @@ import msgspec
 
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import make_folder, write_whole
-from iotwin.common.foreign_files import read_foreign, read_foreign_struct
 from iotwin.common.progress import note
 from iotwin.common.ranks import claimed_ports
+from iotwin.common.untrusted_files import read_foreign, read_foreign_struct
 from iotwin.workloads.launch import RECORD, Ending, LaunchPlan, RankProcess
 from iotwin.workloads.pipedream.plan.driver_file import CONTAINER_NAME, Driver, Launch, commands
 from iotwin.workloads.pipedream.plan.plan_file import MODULES, read_converted

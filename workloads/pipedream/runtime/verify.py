@@ -16,8 +16,8 @@ from torch import Tensor, distributed
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.files import scratch_folder
-from iotwin.common.foreign_files import decode_foreign, read_foreign_end
 from iotwin.common.ranks import claimed_ports
+from iotwin.common.untrusted_files import decode_foreign, read_foreign_end
 from iotwin.workloads.common.torch_ranks import join_ranks
 from iotwin.workloads.launch import local_plan
 from iotwin.workloads.models import MODELS, build

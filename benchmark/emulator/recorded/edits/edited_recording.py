@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import usual_loaders
 from iotwin.benchmark.emulator.recorded.edits.call_shapes import kept_open, read_once, with_requests
 from iotwin.benchmark.emulator.recorded.edits.rank_line import RankLine
+from iotwin.benchmark.emulator.recorded.edits.recorded_checkpoints import check_saves, with_syncs
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, copies_folder, edits_of
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder
-from iotwin.benchmark.emulator.recorded.edits.saves import check_saves, with_syncs
 from iotwin.benchmark.emulator.recorded.edits.silent_touches import with_silent_touches
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.trace_store.schema import FLAG_CREATE, FLAG_TRUNCATE, FLAG_WRITABLE

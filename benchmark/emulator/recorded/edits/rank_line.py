@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from iotwin.benchmark.emulator.recorded.edits.balanced_ranks import decode_factors
 from iotwin.benchmark.emulator.recorded.edits.dealing import DealtBatch, RecordedPassSamples, deal
-from iotwin.benchmark.emulator.recorded.edits.loaders import Deal, NewLoader, RecordedLoader, are_streamed, fork_ns
+from iotwin.benchmark.emulator.recorded.edits.edited_loaders import Deal, NewLoader, RecordedLoader, are_streamed, fork_ns
 from iotwin.benchmark.emulator.recorded.edits.pass_turns import PassTurn, period_of, resumed_run, whole_run
 from iotwin.benchmark.emulator.recorded.edits.process_line import ProcessLine
 from iotwin.benchmark.emulator.recorded.edits.rank_pass import RankPass, are_dealt_shuffled
 from iotwin.benchmark.emulator.recorded.edits.rare_steps import LastingHelpers, find_rare_steps, rare_stretches
 from iotwin.benchmark.emulator.recorded.edits.read_ahead import ReadAhead, TakenBatches, read_ahead_rows
+from iotwin.benchmark.emulator.recorded.edits.recorded_checkpoints import Saves
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits
-from iotwin.benchmark.emulator.recorded.edits.resumption import SavedFiles
+from iotwin.benchmark.emulator.recorded.edits.resumed_checkpoint import SavedFiles
 from iotwin.benchmark.emulator.recorded.edits.row_builder import RowBuilder, Subjects
-from iotwin.benchmark.emulator.recorded.edits.saves import Saves
 from iotwin.benchmark.emulator.recorded.edits.step_computation import StepComputation
 from iotwin.benchmark.emulator.recorded.edits.think_clock import ProcessRows, Stretch
 from iotwin.benchmark.emulator.recorded.step_points import StepPoint

@@ -26,8 +26,8 @@ from iotwin.benchmark.emulator.checkpoints.own_files import OwnFiles
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
 from iotwin.benchmark.emulator.ranks import Rank
+from iotwin.benchmark.emulator.results.run_files import write_results
 from iotwin.benchmark.emulator.results.step_table import StepTable
-from iotwin.benchmark.emulator.results.write import write_results
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common import direct_io
 from iotwin.common.errors import IotwinError, UsageError

@@ -11,8 +11,8 @@ import pytest
 
 from iotwin.benchmark.emulator.checkpoints.background import Background
 from iotwin.benchmark.emulator.checkpoints.writer import CheckpointWriter
+from iotwin.benchmark.emulator.results.run_files import write_results
 from iotwin.benchmark.emulator.results.step_table import StepTable
-from iotwin.benchmark.emulator.results.write import write_results
 from iotwin.benchmark.emulator.run import emulate
 from iotwin.common.errors import UsageError
 from iotwin.common.numbers.sleeper import Sleeper

@@ -413,8 +413,8 @@ def test_samples_come_out_of_an_object_store(generated: Path, s3_server: str, na
     }  # fmt: skip
     config = workload(Path(name), name)
     config.storage = Storage(storage_type="s3", storage_root="s3://data", storage_options=options)
-    from iotwin.benchmark.emulator.data.folders import open_folder
-    from iotwin.benchmark.emulator.readers.remote import RemoteFolder, RemoteOpener
+    from iotwin.benchmark.emulator.data.train_eval_files import open_folder
+    from iotwin.benchmark.emulator.readers.object_stores import RemoteFolder, RemoteOpener
 
     folder, _ = open_folder(config)
     assert isinstance(folder, RemoteFolder) and folder.path == f"s3://data/{name}"

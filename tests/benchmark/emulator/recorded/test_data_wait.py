@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.emulator.recorded import run
+from iotwin.benchmark.emulator.recorded import replay_rank
 from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import Config, load
@@ -74,7 +74,7 @@ def test_without_batches_the_wait_for_data_is_unknown(tmp_path):
 @pytest.mark.parametrize("one_of_several", [False, True])
 def test_only_the_first_run_of_a_process_counts_the_process_as_start_up(tmp_path, monkeypatch, one_of_several):
     """A what-if question runs several times in one process: each run starts as late as the job did."""
-    monkeypatch.setattr(run, "age_s", lambda: 10_000.0)
+    monkeypatch.setattr(replay_rank, "age_s", lambda: 10_000.0)
     first = [row(0, Op.OPEN, think_ns=1_000_000_000_000), row(0, Op.END)]
     path = write_twin(tmp_path, recording(first, [RecordedFile("a", size_bytes=1)]))
     summary = run_workload(load(path), EmulationOptions(limit_s=5, one_of_several=one_of_several))

@@ -11,7 +11,7 @@ import pytest
 
 from iotwin.benchmark.emulator.recorded import player
 from iotwin.benchmark.emulator.recorded.player import Player, own_costs_ns
-from iotwin.benchmark.emulator.recorded.slots import PipeTimes
+from iotwin.benchmark.emulator.recorded.thread_slots import PipeTimes
 from iotwin.benchmark.emulator.recorded.virtual_player import VirtualPlayer
 from iotwin.loops.emulation import EmulationOptions, run_workload
 from iotwin.workload_yaml import load
@@ -49,7 +49,7 @@ def test_a_slow_player_does_not_delay_what_is_handed_over(tmp_path: Path, monkey
     monkeypatch.setattr(Player, "_end", noting)
     monkeypatch.setattr(Player, "_start", starting)
     monkeypatch.setattr(VirtualPlayer, "_rows", slowly)
-    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.run.own_costs_ns", lambda now_ns: [1 << 62] * len(Op))
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.replay_rank.own_costs_ns", lambda now_ns: [1 << 62] * len(Op))
     run_workload(load(path, ["++twin.clock=virtual"]), EmulationOptions())
     os.close(notes[1])
     with os.fdopen(notes[0]) as lines:
@@ -61,7 +61,7 @@ def test_a_slow_player_does_not_delay_what_is_handed_over(tmp_path: Path, monkey
 @pytest.mark.parametrize("entries", [2, 1024])
 def test_bytes_are_received_when_their_message_was_due(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
     """Compared with a list of the time of each byte. Beyond `entries` writes, bytes may count as later ones, never as earlier."""
-    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.slots._ENTRIES", entries)
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.thread_slots._ENTRIES", entries)
     chosen, times, bytes_due, now = random.Random(1), PipeTimes(3), list[int](), 0
     for _ in range(2000):
         now += chosen.randrange(1, 9)

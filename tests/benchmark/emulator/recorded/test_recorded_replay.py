@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from iotwin.benchmark.emulator.recorded.player import Player
-from iotwin.benchmark.emulator.recorded.run import lateness, replay
+from iotwin.benchmark.emulator.recorded.replay_rank import lateness, replay
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.files import file_system_of
 from iotwin.loops.emulation import EmulationOptions, run_workload
@@ -153,7 +153,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, note: int, slow_s: float) -> None:
         os.write(note, b"ab"[file : file + 1])
         return opened(self, file, fd, offset, size, flags)
 
-    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.run.own_costs_ns", lambda now_ns: [0] * len(Op))  # it reads, too
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.replay_rank.own_costs_ns", lambda now_ns: [0] * len(Op))  # it reads
     monkeypatch.setattr(Player, "_read", slow_read)
     monkeypatch.setattr(Player, "_open", noting_open)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from iotwin.benchmark.emulator.recorded.run import replay
+from iotwin.benchmark.emulator.recorded.replay_rank import replay
 from iotwin.benchmark.emulator.recorded.slow_reads import read_slowly
-from iotwin.loops.page_cache import evict, fetch
+from iotwin.loops.page_cache_state import evict, fetch
 from iotwin.workload_yaml import load
 from iotwin.workload_yaml.recording import Op, RecordedFile
 from tests.benchmark.recordings import recording, row, write_twin

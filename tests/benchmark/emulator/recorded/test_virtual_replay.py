@@ -67,7 +67,7 @@ def test_each_thread_makes_its_calls_in_the_recorded_order(tmp_path: Path, monke
         os.write(reader[1], bytes([self._thread, file]))
         return opened(self, file, fd, offset, size, flags)
 
-    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.run.own_costs_ns", lambda now_ns: [0] * len(Op))  # it opens, too
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.replay_rank.own_costs_ns", lambda now_ns: [0] * len(Op))  # it opens
     monkeypatch.setattr(Player, "_open", noting)
     run_workload(load(write_twin(tmp_path, made), ["++twin.clock=virtual"]), EmulationOptions())
     os.close(reader[1])
@@ -89,7 +89,7 @@ def test_a_killed_loader_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
             os.kill(os.getpid(), signal.SIGKILL)
         return opened(self, file, fd, offset, size, flags)
 
-    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.run.own_costs_ns", lambda now_ns: [0] * len(Op))  # it opens, too
+    monkeypatch.setattr("iotwin.benchmark.emulator.recorded.replay_rank.own_costs_ns", lambda now_ns: [0] * len(Op))  # it opens
     monkeypatch.setattr(Player, "_open", killed)
     config = load(write_twin(tmp_path, loaders(2, 8, 9)), ["++twin.clock=virtual"])
     with pytest.raises(IotwinError, match="a process of the replay was killed; the replay is ended"):

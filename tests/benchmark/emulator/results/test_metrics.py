@@ -9,7 +9,7 @@ import pytest
 from iotwin.benchmark.emulator.checkpoints.background import Written
 from iotwin.benchmark.emulator.journal import Measured, Span, StepLog, StepParts
 from iotwin.benchmark.emulator.loaders.base import Fetched
-from iotwin.benchmark.emulator.results.dlio_log import log_lines, rank_output
+from iotwin.benchmark.emulator.results.dlio_text_files import log_lines, rank_output
 from iotwin.benchmark.emulator.results.metrics import checkpoint_metrics, estimates, phase_metrics, step_quantiles
 from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.workload_yaml import Config, OutputMetric

@@ -11,9 +11,9 @@ import pytest
 from iotwin.benchmark.emulator.journal import COLUMNS, PHASES, Measured
 from iotwin.benchmark.emulator.results import step_table
 from iotwin.benchmark.emulator.results.metrics import estimates, phase_metrics, step_quantiles
+from iotwin.benchmark.emulator.results.run_files import summarize, write_results
 from iotwin.benchmark.emulator.results.step_table import StepTable
 from iotwin.benchmark.emulator.results.training import passes_of
-from iotwin.benchmark.emulator.results.write import summarize, write_results
 from iotwin.common.numbers.confidence import mean, ratio
 from iotwin.workload_yaml import Config, OutputMetric
 

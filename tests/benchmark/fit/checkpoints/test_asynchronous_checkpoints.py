@@ -12,7 +12,7 @@ from iotwin.benchmark.fit.parameters.checkpoint_keys import twin_checkpoint
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.common.numbers.draws import inverse_cdf
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from tests.synthetic import MILLISECOND
 
 RANK = 100

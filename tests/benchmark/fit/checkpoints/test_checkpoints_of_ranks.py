@@ -9,7 +9,7 @@ import pytest
 from iotwin.benchmark.emulator.checkpoints.plan import CheckpointPlan
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.workload_yaml import dump
 from tests.benchmark.made_trace import Made
 from tests.conftest import run_iotwin

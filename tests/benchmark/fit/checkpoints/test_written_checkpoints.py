@@ -14,7 +14,7 @@ from iotwin.benchmark.fit.checkpoints.checkpoint_files import find_files
 from iotwin.benchmark.fit.parameters.parameters import fit_parameters
 from iotwin.common.numbers.sleeper import Sleeper
 from iotwin.trace_store.reader import Trace
-from iotwin.tracing_tools.recorder.session import TraceOptions, trace_command
+from iotwin.tracing_tools.recorder.record_target import TraceOptions, trace_command
 from iotwin.workload_yaml import Config, InOrder, TwinCheckpoint, dump, load
 from tests.benchmark.made_trace import Made
 from tests.common.stores import fill

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iotwin.benchmark.emulator.recorded.run import replay
+from iotwin.benchmark.emulator.recorded.replay_rank import replay
 from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import IotwinError
 from iotwin.datagen.datasets.recorded import write_recipe

@@ -17,8 +17,8 @@ from iotwin.workloads.common.torch_ranks import TorchRanks
 from iotwin.workloads.launch import Ending
 from iotwin.workloads.models import build
 from iotwin.workloads.pipedream.converter.layers import trace_layers
-from iotwin.workloads.pipedream.plan.graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.graph_file import format_graph, parse_graph, read_graph
+from iotwin.workloads.pipedream.plan.layer_graph import ExchangeCost
 from iotwin.workloads.pipedream.plan.report import optimize
 from iotwin.workloads.pipedream.profile import model_profile, on_ranks, timing
 from iotwin.workloads.pipedream.profile.activations import ActivationFiles

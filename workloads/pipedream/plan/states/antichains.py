@@ -1,7 +1,7 @@
 """The states of a layer graph: sets of layers that can precede a cut. A state is an antichain (its frontier) with all ancestors.
 
-Sets of nodes are integers (see graph.py). Terms and rules follow Narayanan et al., "PipeDream: Generalized Pipeline Parallelism
-for DNN Training" (SOSP 2019). Its optimizer enumerates the same states, starting at the first source of the graph.
+Sets of nodes are integers (see layer_graph.py). Terms and rules follow Narayanan et al., "PipeDream: Generalized Pipeline
+Parallelism for DNN Training" (SOSP 2019). Its optimizer enumerates the same states, starting at the first source of the graph.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from iotwin.common.errors import IotwinError
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, bits
 
 MOST_STATES = 12_000
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iotwin.workloads.pipedream.plan.costs import Array, CostOptions
-from iotwin.workloads.pipedream.plan.graph import LayerGraph, bits
+from iotwin.workloads.pipedream.plan.layer_graph import LayerGraph, bits
 from iotwin.workloads.pipedream.plan.states.antichains import MOST_STATES, Antichains, TooManyStates
 
 Ints = npt.NDArray[np.int32]
@@ -55,7 +55,7 @@ class Lattice:
     steps: list[LatticeSteps]
 
     def closure(self, state: int) -> int:
-        """Return the layers of a state as a set of nodes of the graph (see graph.py)."""
+        """Return the layers of a state as a set of nodes of the graph (see layer_graph.py)."""
         ran = np.flatnonzero(np.unpackbits(self.packed[state], bitorder="little"))
         return sum(1 << self.order[index] for index in ran)
 

@@ -11,7 +11,7 @@ from iotwin.benchmark.emulator.recorded.edits.edited_recording import edit
 from iotwin.benchmark.emulator.recorded.edits.requested_edits import Edits, copies_folder, edits_of, replays
 from iotwin.benchmark.fit.fit_trace import fit
 from iotwin.common.errors import UsageError
-from iotwin.loops import page_cache
+from iotwin.loops import page_cache_state
 from iotwin.loops.answers.what_if import ask
 from iotwin.loops.emulation import EmulationOptions, make_copies, run_workload
 from iotwin.workload_yaml import Config, TwinRecorded, dump, load
@@ -362,12 +362,12 @@ def twin(folder: Path, job: LoaderJob = JOB) -> Path:
 
 def test_copies_of_mapped_data_are_cached_as_the_job_found_its_data(tmp_path, monkeypatch):
     cached: list[tuple[str, list[tuple[int, int]]]] = []
-    monkeypatch.setattr(page_cache, "cache_in_pages", lambda path, stretches: cached.append((path.name, stretches)))
+    monkeypatch.setattr(page_cache_state, "cache_in_pages", lambda path, stretches: cached.append((path.name, stretches)))
     config = load(twin(tmp_path, LoaderJob(mapped=True)))
     config.dataset.num_files_train = 48
     make_copies(config, config.twin.recorded.file, 1)
     make_copies(config, config.twin.recorded.file, 1)  # those that exist are left as they are
-    assert sorted(cached) == sorted((f"{i}-copy1.jpg", [(0, page_cache.FOLIO_BYTES)]) for i in range(24))
+    assert sorted(cached) == sorted((f"{i}-copy1.jpg", [(0, page_cache_state.FOLIO_BYTES)]) for i in range(24))
 
 
 @pytest.mark.parametrize(
