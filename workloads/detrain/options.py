@@ -52,13 +52,18 @@ def points(text: str) -> list[tuple[int, int]]:
 
 
 def check_options(options: Namespace) -> None:
-    """Raise UsageError if options contradict one another or the script is no file."""
+    """Raise UsageError if options contradict one another, are out of range, or name files that cannot exist."""
     if not options.script.is_file():
         raise UsageError(f"{options.script}: is no file; name a training script")
     if options.output is None and saves(options):
         raise UsageError("--every, --at, --policy: name a directory for the checkpoints: -o DIR")
     if options.every and options.policy:
         raise UsageError("--every and --policy both decide when to save; give one of them")
+    for name, number in (("--keep", options.keep), ("--workers", options.workers or 0)):
+        if number < 0:
+            raise UsageError(f"{name} must be at least 0 (got {number})")
+    if options.steps_log and (options.steps_log.is_dir() or not options.steps_log.absolute().parent.is_dir()):
+        raise UsageError(f"--steps-log {options.steps_log}: name a file in a folder that exists")
     launched_by_torchrun()
     policy_of(options, 0.0)
 

@@ -266,6 +266,20 @@ def test_options_that_contradict_one_another_are_refused(runs):
     assert "'2' is no period" in runs.run("--every", "2", "train.py", status=2).err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--keep", "-1", "--keep must be at least 0 (got -1)"),
+        ("--workers", "-1", "--workers must be at least 0 (got -1)"),
+        ("--steps-log", "missing/steps.jsonl", "--steps-log missing/steps.jsonl: name a file in a folder that exists"),
+        ("--steps-log", ".", "--steps-log .: name a file in a folder that exists"),
+    ],
+)
+def test_options_that_no_run_can_use_are_refused_before_the_script_starts(runs, option, value, message):
+    refused = runs.run(option, value, "train.py", status=2)
+    assert message in refused.err and not refused.out
+
+
 @pytest.mark.parametrize(("replay", "parts"), [("restore", ["load", "restore"]), ("replay-data", ["load", "replay", "restore"])])
 def test_phases_and_the_resumption_are_logged_for_a_tracer(runs, replay, parts):
     def logged(*options: object) -> list[dict]:
