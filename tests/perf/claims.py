@@ -147,7 +147,11 @@ SECTIONS = [
                 r"detrain, (restore|replay-data): samples read wrongly.*",
             ),
             Claim("the same: time added to a batch by instrumentation", "detrain", r"detrain, empty body: us added.*", "us"),
-            Claim("the same: time of restore / load and an epoch's start", "detrain", r"detrain, \w+: time of restore.*"),
+            Claim(
+                "the same: processor time before the first step, resumed / new and loading",
+                "detrain",
+                r"detrain, \w+: time of restore.*",
+            ),
             Claim(
                 "the same: a loader's added time / processor time of a batch",
                 "detrain",
