@@ -49,7 +49,10 @@ class _Union:
 
 
 class BusyTime:
-    """Collects the busy time of each timeline row (ROWS) in each time bin of each phase occurrence."""
+    """Collects busy times: for each kind of call or request (ROWS), the time in which at least one is in flight.
+
+    Each occurrence of a phase, such as each epoch, is divided into BUSY_BINS equal bins, which have a busy time each.
+    """
 
     def __init__(self, occurrences: Occurrences) -> None:
         self._n = occurrences.number

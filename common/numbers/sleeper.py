@@ -24,7 +24,7 @@ class Sleeper:
         self._delay_ns = 0
         self.shortened_ns = 0  # by how much sleeps were shortened, in sum
         self._longest_ns = longest_delay_ns
-        self.set_ns = 0  # time at which the present delay was measured, as at the end of the last sleep
+        self.set_ns = 0  # when the delay was last measured: as a sleep began or ended, or when `set_due` was called
         self.busy, self._now_ns, self._sleep = busy, now_ns, sleep
 
     def sleep(self, seconds: float, since_ns: int | None = None) -> None:

@@ -93,7 +93,7 @@ def _of_kind(table: Any, kind: str) -> Any:
 
 
 def _count(traces: list[Any], by: str, address: str | None) -> Any:
-    """Return the table that `statistics` makes, without the column of traces where there is one."""
+    """Return the table that `statistics` makes. If processes of only one trace are counted, it has no column `trace`."""
     from iotwin.trace_store.figures.statistics import statistics
     from iotwin.trace_store.parallel_fold import workers
     from iotwin.trace_visuals.labels import trace_labels

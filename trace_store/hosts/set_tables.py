@@ -51,7 +51,7 @@ class HostTables:
 
     @property
     def tasks(self) -> list[TracedTask]:
-        """The tasks that a launcher started on the host, with the pids of the set."""
+        """The tasks that a launcher started on the host. Their pids are those by which the set knows the processes."""
         tasks = self.tables.manifest.target.tasks
         return [msgspec.structs.replace(task, pid=task.pid + self._bases["pid"]) for task in tasks]
 

@@ -47,7 +47,7 @@ class Event(msgspec.Struct):
     name: Any = ""
     cat: Any = ""
     ph: str = ""
-    ts: int | float = 0  # int, too, as a float would round integer times since 1970
+    ts: int | float = 0  # an int stays exact in nanoseconds; a float of a time since 1970 would be rounded there
     dur: int | float = 0
     pid: Any = 0
     tid: Any = 0

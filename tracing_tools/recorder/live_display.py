@@ -1,9 +1,10 @@
 """The process that shows the live view, publishes metrics and watches for stalls.
 
-It runs as the user who called sudo, as it reads names and log lines that the job chose.
+It reads names and log lines that the job chose and that may be hostile, so it runs without root's rights, as the user who called
+sudo.
 
-The recorder sends the display descriptors of the recording's files, which the display reads. So a slow, stopped or dead display
-does not affect the recording.
+It reads the files of the recording, whose file descriptors the recorder passes to it. So a slow, stopped or dead display does not
+affect the recording.
 """
 
 import contextlib

@@ -23,7 +23,10 @@ _START = re.compile(rb"POST (?:/v[\d.]+)?/containers/([^/?\s]+)/start(?:\?\S*)? 
 
 
 class EngineGate:
-    """Listens at `address` until `close`. `saw_creation` becomes True when a request to create the container passes."""
+    """A proxy at `address` between a launcher and the engine, which holds back the start of one container until `open`.
+
+    `saw_creation` becomes True when the launcher asks the engine to create that container.
+    """
 
     def __init__(self, engine: str, name: str, name_of: Callable[[str], str | None]) -> None:
         """Gate the container `name` of the engine at the address `engine`. `name_of` returns a container's name by its id."""

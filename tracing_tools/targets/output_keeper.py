@@ -24,7 +24,7 @@ SHOW, DRAIN, END = b"s", b"d", b"e"  # the tracer's commands; the keeper answers
 # A reply: command, bytes of stdout that the logs lack, bytes of stderr that the logs lack. The keeper sends END when it ends.
 REPLY = struct.Struct("<cQQ")
 
-FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # start of lines with the namespace iotwin.common.mllog.FOR_TRACERS
+FOR_TRACERS = b':::MLLOG {"namespace": "iotwin"'  # how lines begin whose namespace is mllog.FOR_TRACERS
 
 _CHUNK_BYTES = 1 << 20  # bytes to read at once: the most that a pipe can hold
 _REST_MS = 10  # pause between reads of a pipe with little output, so that one read serves many prints

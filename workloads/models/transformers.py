@@ -13,7 +13,10 @@ from iotwin.workloads.models.recurrent import words_and_next
 
 
 class _TransformerLayer(nn.Module):
-    """A layer that normalises its inputs first. If `longest` (most words) is given, each word sees only earlier ones."""
+    """A layer that normalises its inputs first.
+
+    `longest`: the number of words of the longest sequence. If it is given, the layer is causal: no word sees a later one.
+    """
 
     def __init__(self, width: int, heads: int, longest: int | None = None) -> None:
         super().__init__()

@@ -166,6 +166,7 @@ class MeasuredPolicy(Policy):
                 # Nothing is written concurrently, so what was written cost training no more than its stall.
                 written = [Took(0.0, 0.0)] if self._took_checkpoint else []
                 self.frequency.stepped(max(0.0, now - self._began_s - self._stall_s), 0.0, False, written)
-                self._took_checkpoint = False  # a checkpoint before an epoch's last batch is reported with the next timed step
+                # Only now, as an epoch's last batch is not timed: the next timed step reports a checkpoint taken before it.
+                self._took_checkpoint = False
             self._step, self._began_s, self._stall_s = position.step, now, 0.0
         return super()._reason(position, now) or ("frequency" if is_due else None)

@@ -79,7 +79,7 @@ class EmulatedSnapshot:
             self._taken.set()
 
     def settle(self) -> float:
-        """Wait until an announced snapshot is taken, and return the seconds of waiting."""
+        """Wait until the snapshot that `begin` announced is taken. Return the seconds of waiting, about 0 if none is awaited."""
         begin = waits.now_s()
         self._taken.wait()
         return waits.now_s() - begin

@@ -65,7 +65,7 @@ def read_back(path: Path, reads: Sequence[tuple[int, int]]) -> None:
 
 
 def of_state(files: Iterable[PlannedFile]) -> list[PlannedFile]:
-    """Return the files among `files` that are in folders and that `inspect` does not read."""
+    """Return the files of the training state: those in subfolders, without those that `inspect` reads."""
     return [file for file in files if file.looked_at != "read" and folder_name(file.name) is not None]
 
 

@@ -51,7 +51,10 @@ def _joined(number: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _split(gap_logs: NDArray[np.float64], threshold: float) -> NDArray[np.int64]:
-    """Return the group of each access. Gaps over the threshold separate groups if they are much longer than the other gaps."""
+    """Return the group of each access: a gap between two accesses separates groups if its logarithm exceeds `threshold`.
+
+    If such gaps are not much longer than the others on average (_CONTRAST), all accesses are one group.
+    """
     beyond = gap_logs > threshold
     apart = gap_logs[beyond].mean() - gap_logs[~beyond].mean() >= _CONTRAST
     number: NDArray[np.int64] = np.append(0, np.cumsum(beyond & apart))

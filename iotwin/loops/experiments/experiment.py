@@ -150,7 +150,10 @@ def _check(experiment: Experiment, source: Path) -> None:
 
 
 def _check_data(data: ExperimentDataSet, where: str) -> None:
-    """Raise UsageError unless a data set has either a folder or options of `iotwin generate` that choose no folder."""
+    """Raise UsageError if a data set has both `folder` and `generate` or neither, or if its options choose a folder.
+
+    `generate` has options of `iotwin generate`. `where` begins the message: the entry's place in the file.
+    """
     if (data.folder is None) == (data.generate is None):
         raise UsageError(f"{where} needs either folder or generate")
     for word in data.generate or ():

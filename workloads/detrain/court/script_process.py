@@ -35,7 +35,8 @@ from iotwin.workloads.detrain.script_ranks import path_of_rank
 
 _POLL_S = 0.2
 _HASH_SEED = "PYTHONHASHSEED"
-_CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # packages then ask for GPUs without starting CUDA, which no fork survives
+# If it is set, PyTorch looks for GPUs without starting CUDA. A process that is forked after CUDA has started cannot use it.
+_CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class Run(RunOfRanks, frozen=True, kw_only=True):

@@ -74,7 +74,11 @@ class ObservedSession(Session):
         self._scrambled = False
 
     def opens(self, kind: str) -> None:
-        """Prepare for a loop, as `Session.opens` does, with random states and positions as the request demands."""
+        """Prepare for a loop as `Session.opens` does, after two changes.
+
+        Before a restored run, the random generators get other states than a new process has. If `self.request` drops the loader's
+        state, the loops begin at position 0.
+        """
         if self.resume is not None and self.resume.replay == RESTORE and not self._scrambled:
             scramble_generators()
             self._scrambled = True

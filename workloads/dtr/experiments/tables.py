@@ -1,4 +1,4 @@
-"""Tables of measurements: one CSV file for each run, with the columns of the authors' programs."""
+"""Tables of measurements: one CSV file for each run, with the columns that the programs of DTR's authors write."""
 
 import csv
 import io

@@ -62,7 +62,8 @@ FIELDS = {
         "pool_size", "banishments", "nodes", "events", "draws", "stamp", "aux_top", "ops_done",
         # While a new operator waits for arguments: 1 + the index of its newest storage, and its cost per new storage. Else 0.
         "pending", "pending_cost",
-        "words", "word",  # words per row of `bits` (0 if reachable storages are not stored in rows), and bits per word
+        "words",  # length of a row of the array `bits`, in words; 0 if no rows of reachable storages are kept
+        "word",  # number of bits of a word
     ),
     "storages": (
         # Links of the list of evictable storages, oldest first. `after` is -1 outside it. The array's last record is its head.

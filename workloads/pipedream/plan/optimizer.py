@@ -32,7 +32,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Solution:
-    """A plan: the time of its slowest stage in seconds per minibatch, and the stages of each level, innermost first."""
+    """A plan: the time of its slowest stage in seconds per minibatch, and the stages of each level.
+
+    The first level is the innermost, such as the workers within a machine. The next level divides the layers among machines.
+    """
 
     seconds: float
     levels: tuple[tuple[Split, ...], ...]

@@ -17,7 +17,8 @@ from iotwin.workloads.policies.pipeline import PipelinePlan, Stage
 _MOST_UNFOLDED = 600
 # The exact search tries all pairs of states. With several levels of machines, it takes at most this many states.
 _MOST_OF_LEVELS = 2_000
-# With one level, the exact search gets all states if there are at most this many. Otherwise it gets only the useful ones.
+# With one level, the exact search tries the pairs of all states of a graph with at most this many states. Of larger graphs, it
+# gets only the states at which a plan can be cut that is as good as the best one known (useful_states).
 _MOST_PAIRS = 500
 _MOST_USEFUL = 4_000_000  # most states of a graph from which useful ones are selected; their selection takes 1 GiB
 # The same limit on states times pairs (units, replicas); this selection takes minutes.

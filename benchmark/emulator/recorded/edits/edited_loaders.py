@@ -123,7 +123,7 @@ class NewLoader:
         self.line.play(like.prologue)
 
     def serve(self, samples: Sequence[DealtSample], deal: "Deal") -> None:
-        """Append the wait for a request, the reads of the samples, and their delivery."""
+        """Append rows by which the loader waits for a request, reads the samples as `deal` does, and delivers them."""
         self.line.main.add(Op.PIPE_READ, self.requests, 1)
         first, self._fresh = self._fresh, False
         if first:
@@ -229,7 +229,7 @@ class Deal:
         return replace(stretch, rows=stretch.rows[kept], at=stretch.at[kept])
 
     def stream(self, batches: _Ints) -> RecordedStream:
-        """Return the stream of the loader that read the `batches` of a pass, in their order."""
+        """Return what one loader read ahead for its `batches`: their samples in the given order, and the calls that read each."""
         columns = self._recording.columns
         samples: list[DealtSample] = []
         parts: list[StreamPart] = []

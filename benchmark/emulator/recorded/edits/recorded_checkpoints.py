@@ -71,7 +71,10 @@ class Saves:
         self._columns, self._saved = recording.columns, on_saved_files(recording)
 
     def split(self, stretch: Stretch) -> tuple[Stretch, Stretch, Stretch] | None:
-        """Divide the stretch into the parts before, during and after its calls on a checkpoint; None if it writes none."""
+        """Divide a stretch of calls at its first and its last call on a checkpoint's files. Return (before, during, after).
+
+        Returns None if the stretch writes no checkpoint.
+        """
         at = np.flatnonzero(self._saved[stretch.rows])
         if not np.isin(self._columns["op"][stretch.rows[at]], _WRITES).any():
             return None

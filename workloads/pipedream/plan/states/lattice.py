@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 _RAN = 100  # in `missing`, marks a layer that has run
 _SLACK = 1 + 1e-11  # tolerance for rounding errors, since the exact search adds in another order
-_MOST_CUTS = 1_000  # the time limit is lowered until at most this many states remain, whose pairs are searched quickly
+_MOST_CUTS = 1_000  # the limit on stage times is lowered until at most this many states remain: their pairs are few enough
 
 
 @dataclass(frozen=True)
