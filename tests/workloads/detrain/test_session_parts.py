@@ -50,7 +50,8 @@ def test_lists_of_batches():
 
 
 def options(**changes: Any) -> Namespace:
-    return Namespace(**{"script": Path(__file__), "output": Path("run"), "every": None, "at": None, "policy": None, **changes})
+    saving = {"output": Path("run"), "every": None, "at": None, "policy": None, "keep": 0}
+    return Namespace(**{"script": Path(__file__), "workers": None, "steps_log": None, **saving, **changes})
 
 
 def due(policy: Any, *positions: tuple[int, int, bool, int], now: float = 0.0) -> list[str | None]:
