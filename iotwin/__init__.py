@@ -115,6 +115,7 @@ def dtr_budget(train: Callable[[], object], limit_s: float = 20, **choice: Any) 
     """Return (bytes below which no budget is possible, bytes that were enough) for a function that trains two steps anew.
 
     It calls `train` within several budgets, for about `limit_s` seconds. `choice`: options of `dtr`, such as `device`.
+    Raises UsageError for options that `dtr` refuses.
     """
     from iotwin.workloads.dtr.live.session import Rematerialize
 

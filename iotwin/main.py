@@ -168,7 +168,7 @@ def _called(arguments: list[str], commands: dict[str, Command | Group], parsers:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own) and return the exit status."""
+    """Run the command line `argv` (default: that of this process) and return the exit status."""
     if argv is None and sys.getfilesystemencoding() != "utf-8":
         # File names are UTF-8 in every locale. Unlike PYTHONUTF8, this option is not inherited by a traced job.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this same program

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 
 import tensorflow as tf
-from tensorflow.python.eager import context as eager
+from tensorflow.python.eager import context as eager  # TensorFlow offers no barrier of ranks elsewhere
 
 from iotwin.common.ranks import HOSTS_OF_RANKS, from_environment, launched_by_torchrun
 
@@ -57,7 +57,7 @@ class TensorflowRanks:
         try:
             eager.context().wait_at_barrier("leave", _LONGEST_WAIT_MS)
         except tf.errors.OpError:
-            if self.rank == 0:  # which keeps the barrier: it may end before its last answer arrives at the others
+            if self.rank == 0:  # other ranks may lose the answer: rank 0 keeps the barrier, and may have ended
                 raise
 
 

@@ -96,9 +96,7 @@ class Rematerialize(ExitStack):
         )  # fmt: skip
 
     @classmethod
-    def find_budget(
-        cls, train: Callable[[], object], *, limit_s: float, at_least: int = 0, **choice: Any
-    ) -> tuple[int, int]:  # fmt: skip
+    def find_budget(cls, train: Callable[[], object], *, limit_s: float, at_least: int = 0, **choice: Any) -> tuple[int, int]:
         """Return (bytes below which no budget is possible, bytes that were enough) for what `train` does.
 
         Each try calls `train` within another budget, until `limit_s` seconds have passed or the answer is precise to 5 %. `train`

@@ -211,7 +211,6 @@ class RankLine:
     def _repeat_on_copies(self, stretch: Stretch) -> None:
         """Append the rank's calls that open and map files for its loaders once more, on the copies of these files.
 
-        Loaders that are forked later then also inherit the maps of the copies.
         Loaders that are forked later then have the maps of the copies, too.
         """
         op, subject = (self._recording.columns[name][stretch.rows] for name in ("op", "subject"))
