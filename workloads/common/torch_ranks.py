@@ -4,10 +4,12 @@ import ctypes
 import functools
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from iotwin.common.errors import IotwinError
 from iotwin.common.ranks import from_environment, launched_by_torchrun
+from iotwin.workloads.common.rank_zero_last import LONGEST_WAIT, announce, wait_for_all
 
+_POLL_S, _LONGEST_REST_S = 1e-3, 10.0
 # The last reference to a sum must not be one of gloo's threads: that thread would wait for the interpreter lock, and abort a
 # process that is ending.
 _last_sum: deque[Any] = deque(maxlen=1)
@@ -58,14 +62,43 @@ def join_ranks(gpu: bool = True) -> Iterator[TorchRanks]:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else torchrun itself listens there
             _check_port(from_environment("MASTER_PORT", 0))
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world_size)
+        store, _, _ = next(distributed.rendezvous("env://", rank, world_size, timeout=LONGEST_WAIT))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
         never_destroy(distributed.group.WORLD)
+        wait_for_all(store, "joined", rank, world_size)
     try:
         yield TorchRanks(rank, world_size, device)
+        if world_size > 1:
+            wait_for_all(store, "left", rank, world_size)
     finally:
         if world_size > 1:
+            announce(store, "left", rank)
             never_destroy(_last_sum)
+            _let_gloo_finish()
             distributed.destroy_process_group()
+
+
+def _let_gloo_finish() -> None:
+    """Wait until gloo's threads have nothing to do.
+
+    A thread that frees a tensor late needs the interpreter lock. If the interpreter is ending, it then aborts the process.
+    """
+    until = time.monotonic() + _LONGEST_REST_S
+    while time.monotonic() < until:
+        time.sleep(_POLL_S)  # without the interpreter lock: a thread that waits for it is running when this thread has it again
+        if not any(map(_runs_gloo, (task.name for task in Path("/proc/self/task").iterdir()))):
+            return
+
+
+def _runs_gloo(thread: str) -> bool:
+    """Return whether the thread of this process with the id `thread` is one of gloo's and not asleep."""
+    try:
+        _, _, after = Path(f"/proc/self/task/{thread}/stat").read_text().partition("(")
+    except OSError:  # it has ended
+        return False
+    name, _, state = after.rpartition(") ")
+    return name.startswith("pt_gloo") and not state.startswith("S")
 
 
 def _check_port(port: int) -> None:

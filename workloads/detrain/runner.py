@@ -71,7 +71,7 @@ def run_script(
         raise IotwinError(f"{options.script}: trains by Keras's fit, which iotwin detrain runs as one process; start one rank")
     sys.argv = [str(options.script), *options.arguments]
     sys.path[0] = str(options.script.resolve().parent)
-    with _session(options, found, ranks, make_session, make_log, keys_items) as session:
+    with ranks, _session(options, found, ranks, make_session, make_log, keys_items) as session:
         fit = KerasFit(session, options.script) if found.wrapper == KERAS_FIT else None
         files = {line.file for line in (found.epoch, found.batch, found.data) if line is not None}
         ScriptProgram(files, partial(instrumented, found=found), session).execute(options.script.resolve())

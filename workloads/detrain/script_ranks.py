@@ -4,9 +4,9 @@ They use a separate store of torch.distributed, so that iotwin makes no calls in
 """
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -14,9 +14,11 @@ import msgspec
 from iotwin.common.errors import IotwinError, UsageError
 from iotwin.common.ranks import from_environment, launched_by_torchrun
 from iotwin.common.untrusted_files import decode_foreign
+from iotwin.workloads.common.rank_zero_last import LONGEST_WAIT, wait_for_all
 
-_LONGEST_WAIT = timedelta(minutes=30)  # for a rank that is slower than this one; as long as gloo's own
 _KEPT = 1000  # number of exchanges after which the store is emptied, since it grows with each batch
+_ENDED = b"ended"  # not a value in JSON
+_LOST = "another rank of the script has ended, or does not come to this batch"
 _Result = TypeVar("_Result")
 
 
@@ -41,7 +43,7 @@ class ScriptRanks:
 
         address = "env://"
         try:
-            store, rank, size = next(distributed.rendezvous(address, timeout=_LONGEST_WAIT))
+            store, rank, size = next(distributed.rendezvous(address, timeout=LONGEST_WAIT))
         except ValueError as error:
             raise UsageError(f"{error}; start the ranks with torchrun or iotwin.workloads.launch") from None
         except RuntimeError as error:
@@ -49,6 +51,15 @@ class ScriptRanks:
         # When torchrun restarts the ranks, the store still holds the values of the earlier ranks.
         attempt = from_environment("TORCHELASTIC_RESTART_COUNT", 0)
         return cls(rank, size, distributed.PrefixStore(f"iotwin.{attempt}", store))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """After the script's success, let ranks that expect another exchange fail, and on rank 0 wait until all have ended."""
+        if self.world_size > 1 and (error is None or (isinstance(error, SystemExit) and not error.code)):
+            self._store.set(f"{self._exchanges}/{self.rank}", _ENDED)
+            wait_for_all(self._store, "left", self.rank, self.world_size)
 
     def from_first(self, value: Any) -> Any:
         """Return rank 0's `value`, of numbers and texts. Every rank must call this method. It blocks until rank 0 has done so."""
@@ -81,6 +92,8 @@ class ScriptRanks:
     def _got(self, rank: int) -> Any:
         """Return the value that `rank` has put into the latest exchange."""
         found = _reached(lambda: self._store.get(f"{self._exchanges - 1}/{rank}"))
+        if found == _ENDED:
+            raise IotwinError(_LOST)
         return decode_foreign(found, object, "what another rank sends")
 
 
@@ -93,7 +106,7 @@ def _reached(call: Callable[[], _Result]) -> _Result:
     try:
         return call()
     except RuntimeError as error:
-        raise IotwinError(f"another rank of the script has ended, or does not come to this batch: {_first_line(error)}") from None
+        raise IotwinError(f"{_LOST}: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:

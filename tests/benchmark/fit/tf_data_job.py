@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 import time
 from pathlib import Path
 
@@ -31,8 +32,9 @@ records = files.interleave(
 batches = iter(records.shuffle(arguments.shuffle, seed=1).batch(arguments.batch).prefetch(2))
 log("global_batch_size", arguments.batch)
 log("init_stop")
+pause = random.Random(1)
 log("block_start", step_count=arguments.steps)
 for _ in range(arguments.steps):
     next(batches)
-    time.sleep(0.01)
+    time.sleep(pause.uniform(0, 0.02))  # steps of equal length may show in the pauses of the threads
 log("block_stop")

@@ -8,6 +8,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -322,7 +323,7 @@ def test_the_store_does_not_grow_with_the_run(monkeypatch):
 
 
 def test_a_rank_that_does_not_come_is_named_in_one_line():
-    (store := distributed.HashStore()).set_timeout(script_ranks.timedelta(milliseconds=50))
+    (store := distributed.HashStore()).set_timeout(timedelta(milliseconds=50))
     with pytest.raises(IotwinError, match=r"^another rank of the script has ended, or does not come to this batch: "):
         ScriptRanks(1, 2, store).from_first(None)
 
