@@ -55,7 +55,7 @@ def train_epoch(batches: list[list[Path]], num_workers: int, decode_s: float) ->
 
 def save(path: Path) -> None:
     """Write a checkpoint of 2 MiB durably."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # ranks write the same checkpoint
     with partial.open("wb") as file:
         file.write(np.zeros(1 << 18).tobytes())
         file.flush()

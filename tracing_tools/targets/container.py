@@ -20,12 +20,13 @@ from iotwin.tracing_tools.backend_base import Backend
 from iotwin.tracing_tools.targets.cgroup import Cgroup, JobCgroup
 from iotwin.tracing_tools.targets.cgroup_mounts import NO_CGROUP2, cgroup2_mount
 from iotwin.tracing_tools.targets.container_output import ContainerOutput, Parts
+from iotwin.tracing_tools.targets.out_of_memory import was_killed_for_memory
 from iotwin.tracing_tools.targets.running_processes import cgroup_of
 from iotwin.tracing_tools.targets.running_targets import RunningTarget
 
 _STATUS_S = 60.0  # how long a working engine may take to report a status on a busy machine
 _OOM_S = 1.0  # how long the engine may take to detect that a container ran out of memory
-_LIMITED_OOM_S = 20.0  # the same time for a container whose memory is limited, which is likely to run out
+_LIMITED_OOM_S = 20.0  # the same time for a container with a limit of memory, if the kernel's log cannot be read
 
 
 @dataclass
@@ -226,7 +227,9 @@ class ContainerTarget(RunningTarget):
         return notes
 
     def _was_out_of_memory(self) -> bool:
-        longest_s = _LIMITED_OOM_S if self._container.attrs["HostConfig"]["Memory"] else _OOM_S
+        if logged := was_killed_for_memory(self._container.id):
+            return True
+        longest_s = _OOM_S if logged is not None or not self._container.attrs["HostConfig"]["Memory"] else _LIMITED_OOM_S
         until = time.monotonic() + (longest_s if self.exit_status == -signal.SIGKILL else 0)
         while not self._container.attrs["State"]["OOMKilled"] and time.monotonic() < until:
             time.sleep(_OOM_S / 20)
