@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from iotwin.tracing_tools.targets import container
+from iotwin.tracing_tools.targets import container, out_of_memory
 from iotwin.tracing_tools.targets.container import ContainerTarget
 
 
@@ -60,10 +60,20 @@ def test_an_engine_that_is_stuck_or_went_away_is_not(tmp_path, clock):
     assert not target(tmp_path, _watch=watch(None, False)).has_ended()  # its cgroup is there
 
 
-@pytest.mark.parametrize(("limit", "after_s", "told"), [(16 << 20, 10, True), (0, 10, False), (0, 0.5, True)])
-def test_that_memory_ran_out_may_be_learned_late_where_it_is_limited(clock, limit, after_s, told):
+@pytest.mark.parametrize(
+    ("log", "limit", "after_s", "told"),
+    [
+        (None, 16 << 20, 10, True), (None, 0, 10, False), (None, 0, 0.5, True),
+        ("oom-kill: other", 16 << 20, 10, False), ("oom-kill: other", 16 << 20, 0.5, True), ("oom-kill: abc1", 0, 60, True),
+    ],
+)  # fmt: skip
+def test_that_memory_ran_out_may_be_learned_late_where_it_is_limited(clock, tmp_path, monkeypatch, log, limit, after_s, told):
+    """`log`: the kernel's log, None if it cannot be read. `after_s`: when the engine learns of it."""
+    monkeypatch.setattr(out_of_memory, "KERNEL_LOG", str(tmp_path / "log"))
+    if log:
+        (tmp_path / "log").write_text(log)
     begun, state = clock.now_s, {"OOMKilled": False}
     attributes = {"State": state, "HostConfig": {"Memory": limit}}
-    engine = SimpleNamespace(attrs=attributes, reload=lambda: state.update(OOMKilled=clock.now_s >= begun + after_s))
+    engine = SimpleNamespace(id="abc1", attrs=attributes, reload=lambda: state.update(OOMKilled=clock.now_s >= begun + after_s))
     killed = target(Path("/"), _container=engine, exit_status=-signal.SIGKILL)
     assert killed._was_out_of_memory() is told
